@@ -1,0 +1,108 @@
+"""Small functions that ask a position encoding what it does: does it commute, is it relative,
+what has it learned. Each takes a ``RotaryEmbedding``, trained or not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from comrope.angles import skew_spectrum
+from comrope.rotary import RotaryEmbedding
+
+__all__ = [
+    "axis_frequencies",
+    "commutator_norms",
+    "offset_sensitivity",
+    "rope_equation_error",
+    "rotary_modules",
+    "scores",
+    "similarity_map",
+]
+
+
+def rotary_modules(model: nn.Module) -> dict[str, RotaryEmbedding]:
+    """Every ``RotaryEmbedding`` inside a model, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, RotaryEmbedding)
+    }
+
+
+@torch.no_grad()
+def commutator_norms(rope: RotaryEmbedding) -> Tensor:
+    """||A_i A_j - A_j A_i|| / (||A_i|| ||A_j||) for all pairs of axes and every block.
+
+    (N, N, H, m): zero to rounding means that the encoding is relative (the paper's Theorem 1), and
+    random matrices give about one half. Zero where an angle matrix is zero.
+    """
+    a = rope.angle_matrices().double()
+    products = a[:, None] @ a[None]
+    norms = torch.linalg.matrix_norm(a)
+    scale = norms[:, None] * norms[None]
+    commutators = torch.linalg.matrix_norm(products - products.transpose(0, 1))
+    return commutators / torch.where(scale > 0, scale, 1.0)
+
+
+@torch.no_grad()
+def rope_equation_error(rope: RotaryEmbedding, x: Tensor, y: Tensor) -> Tensor:
+    """||R(x)^T R(y) - R(y - x)|| for positions x, y (T, N): (T, H, m), the RoPE equation's gap."""
+    left = rope.rotation_matrices(x).mT @ rope.rotation_matrices(y)
+    return torch.linalg.matrix_norm(left - rope.rotation_matrices(y - x))
+
+
+def scores(rope: RotaryEmbedding, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
+    """Attention scores before scaling and softmax: (B, H, T, T), key heads repeated for queries."""
+    q, k = rope(q, k, positions)
+    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT
+
+
+@torch.no_grad()
+def offset_sensitivity(
+    rope: RotaryEmbedding,
+    positions: Tensor,
+    offset: float | Tensor,
+    *,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> float:
+    """How far scores move when every position moves by one ``offset``, in units of their spread.
+
+    The largest change over the standard deviation of the scores; 0 for an encoding that is
+    relative. q and k default to random ones. ``offset`` is one number or one per axis.
+    """
+    method = rope.method
+    shape = (1, method.num_heads, positions.shape[-2], method.head_dim)
+    q, k = (
+        torch.randn(shape, generator=generator, dtype=positions.dtype).to(positions.device)
+        if x is None
+        else x
+        for x in (q, k)
+    )
+    before = scores(rope, q, k, positions)
+    after = scores(rope, q, k, positions + offset)
+    return float((after - before).abs().max() / before.std())
+
+
+@torch.no_grad()
+def axis_frequencies(rope: RotaryEmbedding) -> Tensor:
+    """The frequencies that each axis has on its own, |w| (N, H, m, b // 2), descending.
+
+    Unlike ``rope.spectrum()`` it needs no common basis, so it serves LieRE too.
+    """
+    return skew_spectrum(rope.angle_matrices().detach())[1]
+
+
+@torch.no_grad()
+def similarity_map(rope: RotaryEmbedding, positions: Tensor, origin: Tensor) -> Tensor:
+    """How alike a vector looks at ``origin`` (N,) and at every position (T, N): (H, T), at most 1.
+
+    The expectation of v . R(origin)^T R(x) v / |v|^2 over random v, that is the mean of cos(phase)
+    over the planes of a head: what attention prefers before it has learned any content.
+    """
+    rotations = rope.rotation_matrices(torch.cat((origin.reshape(1, -1), positions)))
+    relative = rotations[0].mT @ rotations[1:]  # (T, H, m, b, b)
+    trace = relative.diagonal(dim1=-2, dim2=-1).sum((-2, -1))
+    return trace.mT / rope.method.head_dim

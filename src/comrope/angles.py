@@ -1,0 +1,146 @@
+"""What a method hands on: its rotation R(x) = exp(sum_i x_i A_i) as plain tensors.
+
+Every position encoding here is one of three forms:
+
+- ``Torus``: A_i = Q diag_k(w_ik J) Q^T with Q and w given outright. All commuting families have
+  this form (docs/theory.md).
+- ``Line``: A_i = c_i S, multiples of one skew-symmetric matrix. Its Q and w come out of an
+  eigendecomposition, and its gradients must not go through it (see ``ops/line.py``).
+- ``Free``: any skew-symmetric matrices. They need not commute, so they have no common spectrum.
+
+Shapes: N axes, H key heads, m blocks a head, b block size, f = b // 2 planes a block.
+J = [[0, -1], [1, 0]]; plane k is spanned by columns 2k and 2k + 1; an odd b leaves the last column
+unrotated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from comrope.precision import no_autocast
+
+__all__ = ["Angles", "Free", "Line", "Torus", "plane_generators", "skew_spectrum"]
+
+
+class Torus(NamedTuple):
+    """Commuting angle matrices in spectral form."""
+
+    basis: Tensor | None  # (H, m, b, b), orthogonal; None is the identity
+    frequencies: Tensor  # (N, H, m, f)
+    block_size: int
+
+    def to(self, dtype: torch.dtype) -> Torus:
+        basis = None if self.basis is None else self.basis.to(dtype)
+        return Torus(basis, self.frequencies.to(dtype), self.block_size)
+
+    def matrices(self) -> Tensor:
+        """The angle matrices (N, H, m, b, b)."""
+        planes = plane_generators(self.frequencies, self.block_size)
+        if self.basis is None:
+            return planes
+        with no_autocast(planes.device):
+            return self.basis @ planes @ self.basis.mT
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Basis (H, m, b, b) and frequencies (N, H, m, f)."""
+        if self.basis is not None:
+            return self.basis, self.frequencies
+        eye = torch.eye(self.block_size).to(self.frequencies)
+        return eye.expand(*self.frequencies.shape[1:3], -1, -1), self.frequencies
+
+
+class Line(NamedTuple):
+    """Commuting angle matrices that are multiples of one: A_i = direction_i * skew."""
+
+    skew: Tensor  # (H, m, b, b)
+    direction: Tensor  # (N, H, m)
+
+    @property
+    def block_size(self) -> int:
+        return self.skew.shape[-1]
+
+    def to(self, dtype: torch.dtype) -> Line:
+        return Line(self.skew.to(dtype), self.direction.to(dtype))
+
+    def matrices(self) -> Tensor:
+        """The angle matrices (N, H, m, b, b)."""
+        return self.direction[..., None, None] * self.skew
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Basis (H, m, b, b) and frequencies (N, H, m, f), both cut off from the gradient."""
+        basis, frequencies = skew_spectrum(self.skew.detach())
+        return basis, self.direction.detach()[..., None] * frequencies
+
+
+class Free(NamedTuple):
+    """Any skew-symmetric angle matrices."""
+
+    skew: Tensor  # (N, H, m, b, b)
+
+    @property
+    def block_size(self) -> int:
+        return self.skew.shape[-1]
+
+    def to(self, dtype: torch.dtype) -> Free:
+        return Free(self.skew.to(dtype))
+
+    def matrices(self) -> Tensor:
+        """The angle matrices (N, H, m, b, b)."""
+        return self.skew
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Always an error: matrices that do not commute share no eigenbasis."""
+        raise ValueError(
+            f"spectrum: these {self.skew.shape[0]} angle matrices do not commute, so they have no "
+            "common basis; expected a commuting method or a single axis "
+            "(comrope.analysis.axis_frequencies gives the frequencies of each axis alone)"
+        )
+
+
+Angles: TypeAlias = Torus | Line | Free
+
+
+def plane_generators(frequencies: Tensor, block_size: int) -> Tensor:
+    """diag_k(w_k J): frequencies (..., f) to skew-symmetric matrices (..., b, b)."""
+    even = torch.arange(block_size // 2, device=frequencies.device)
+    unit = frequencies.new_zeros(block_size // 2, block_size, block_size)
+    unit[even, 2 * even + 1, 2 * even] = 1.0
+    unit[even, 2 * even, 2 * even + 1] = -1.0
+    return (frequencies[..., None, None] * unit).sum(-3)
+
+
+@torch.library.custom_op("comrope::skew_spectrum", mutates_args=())
+def skew_spectrum(skew: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthogonal Q (..., b, b) and w >= 0 (..., f), descending, with skew = Q diag_k(w_k J) Q^T.
+
+    Exact to rounding at repeated and at zero frequencies too. It has no gradient: Q is not a smooth
+    function of ``skew`` there. An opaque op, so that no complex dtype enters a compiled graph.
+    """
+    size = skew.shape[-1]
+    planes = size // 2
+    # float64: the matrices are few and small, and small frequencies beside large ones stay exact.
+    values, vectors = torch.linalg.eigh(1j * skew.double())
+    frequencies = values[..., size - planes :].flip(-1)
+    vectors = vectors[..., size - planes :].flip(-1)
+    # (i skew) v = w v makes sqrt(2) Re v, sqrt(2) Im v an orthonormal pair with the plane's
+    # rotation between them, unless w vanishes: then v and its conjugate mix. QR keeps the pairs
+    # that are orthonormal already and completes the null space with any orthonormal vectors.
+    pairs = torch.stack((vectors.real, vectors.imag), dim=-1).flatten(-2) * 2**0.5
+    basis, triangle = torch.linalg.qr(pairs, mode="complete")
+    signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    signs = torch.nn.functional.pad(signs, (0, size - 2 * planes), value=1.0)
+    basis = basis * signs[..., None, :]
+    return basis.to(skew.dtype).contiguous(), frequencies.to(skew.dtype).contiguous()
+
+
+@skew_spectrum.register_fake
+def _(skew: Tensor) -> tuple[Tensor, Tensor]:
+    return skew.new_empty(skew.shape), skew.new_empty(*skew.shape[:-2], skew.shape[-1] // 2)
+
+
+@skew_spectrum.register_vmap
+def _(info, in_dims, skew: Tensor):  # type: ignore[no-untyped-def]
+    return skew_spectrum(skew.movedim(in_dims[0], 0)), (0, 0)

@@ -1,0 +1,145 @@
+"""What every position encoding shares: its sizes, its start, and the angles it hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from comrope.angles import Angles
+
+__all__ = ["INITS", "Method", "axis_of_block", "rope_frequencies", "skew_part"]
+
+INITS = ("normal", "zeros", "rope")
+
+
+class Method(nn.Module):
+    """A position encoding: parameters, and the angle matrices (N, H, m, b, b) they stand for.
+
+    Subclasses fill their parameters in ``reset_parameters`` and say in ``angles`` what they mean.
+    """
+
+    name: str
+    axis_partitioned = False  # each block turns with one axis, so the axes must share the blocks
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_axes: int = 2,
+        block_size: int = 8,
+        init: str = "normal",
+        base: float = 10000.0,
+        position_scale: float | Sequence[float] = 1.0,
+    ) -> None:
+        super().__init__()
+        for label, value, least in (
+            ("num_heads", num_heads, 1),
+            ("head_dim", head_dim, 2),
+            ("num_axes", num_axes, 1),
+            ("block_size", block_size, 2),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{label}: expected an integer of at least {least}, got {value!r}")
+        if head_dim % block_size:
+            raise ValueError(
+                f"block_size: expected a divisor of head_dim {head_dim}, got {block_size}"
+            )
+        if init not in INITS:
+            raise ValueError(f"init: expected one of {', '.join(INITS)}, got {init!r}")
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.num_axes, self.block_size = num_axes, block_size
+        self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
+        self.init, self.base = init, _positive("base", base)
+        self.position_scale = _per_axis(position_scale, num_axes)
+        if (self.axis_partitioned or init == "rope") and self.num_blocks % num_axes:
+            reason = f"method {self.name!r}" if self.axis_partitioned else "init 'rope'"
+            raise ValueError(
+                f"head_dim: {reason} shares the blocks of a head out to the axes, so head_dim / "
+                f"block_size must be a multiple of num_axes {num_axes}; got {head_dim} / "
+                f"{block_size} = {self.num_blocks}"
+            )
+
+    def angles(self) -> Angles:
+        """The angle matrices in the form that this method has them, in float32 or wider."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Fill the parameters anew, as ``init`` says."""
+        raise NotImplementedError
+
+    def rope_frequencies(self, like: Tensor) -> Tensor:
+        """Vanilla RoPE's frequencies (N, m, f) for these sizes, on the device of ``like``."""
+        return rope_frequencies(
+            self.num_axes,
+            self.num_blocks,
+            self.block_size,
+            base=self.base,
+            position_scale=self.position_scale,
+            device=like.device,
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_axes={self.num_axes}, "
+            f"block_size={self.block_size}, init={self.init!r}"
+        )
+
+
+def skew_part(matrix: Tensor) -> Tensor:
+    """P - P^T, the paper's map from any matrix to a skew-symmetric one."""
+    return matrix - matrix.mT
+
+
+def axis_of_block(
+    num_axes: int, num_blocks: int, device: torch.device | None = None
+) -> torch.Tensor:
+    """(N, m), 1 where block j turns with axis i, that is where j = i mod N, and 0 elsewhere."""
+    axes = torch.arange(num_axes, device=device)
+    blocks = torch.arange(num_blocks, device=device)
+    return (blocks % num_axes == axes[:, None]).float()
+
+
+def rope_frequencies(
+    num_axes: int,
+    num_blocks: int,
+    block_size: int,
+    *,
+    base: float = 10000.0,
+    position_scale: Sequence[float] = (1.0,),
+    device: torch.device | None = None,
+) -> Tensor:
+    """Vanilla RoPE: (N, m, f) in float64, non-zero where the block turns with the axis.
+
+    The planes of one axis, in order, have the frequencies base^0, base^(-1/P), ...,
+    base^(-(P-1)/P), with P planes an axis: for one axis those of RoFormer. Blocks larger than two
+    keep the planes of an axis together, which is the same encoding with its channels permuted.
+    """
+    planes = num_blocks // num_axes * (block_size // 2)
+    exponents = torch.arange(planes, device=device, dtype=torch.float64) / max(planes, 1)
+    one_axis = (base**-exponents).view(num_blocks // num_axes, block_size // 2)
+    frequencies = one_axis.new_zeros(num_axes, num_blocks, block_size // 2)
+    for axis in range(num_axes):
+        frequencies[axis, axis::num_axes] = one_axis * position_scale[axis]
+    return frequencies
+
+
+def _positive(label: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{label}: expected a positive finite number, got {value!r}")
+    return float(value)
+
+
+def _per_axis(position_scale: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
+    scales = (
+        (position_scale,) * num_axes
+        if isinstance(position_scale, (int, float))
+        else tuple(position_scale)
+    )
+    if len(scales) != num_axes:
+        raise ValueError(
+            f"position_scale: expected one number or one per axis ({num_axes}), got {len(scales)}"
+        )
+    return tuple(_positive("position_scale", scale) for scale in scales)

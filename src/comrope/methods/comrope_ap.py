@@ -1,0 +1,48 @@
+"""ComRoPE-AP, the paper's axial partition: block j turns with axis j mod N only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from comrope.angles import Line, plane_generators
+from comrope.methods.base import Method, axis_of_block, skew_part
+from comrope.precision import widen
+
+__all__ = ["ComRoPEAP"]
+
+
+class ComRoPEAP(Method):
+    """Parameters: ``P`` (H, m, b, b), B_ij = P_j - P_j^T if j = i mod N, else 0 (Eq. AP)."""
+
+    name = "comrope-ap"
+    axis_partitioned = True
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(**sizes)
+        shape = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
+        self.P = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.init == "normal":
+            self.P.normal_()
+        elif self.init == "zeros":
+            self.P.zero_()
+        else:
+            frequencies = self.rope_frequencies(self.P).sum(0)
+            self.P.copy_(0.5 * plane_generators(frequencies, self.block_size))
+
+    def angles(self) -> Line:
+        skew = skew_part(widen(self.P))
+        axes = axis_of_block(self.num_axes, self.num_blocks, self.P.device).to(skew.dtype)
+        return Line(skew, axes[:, None].expand(-1, self.num_heads, -1))

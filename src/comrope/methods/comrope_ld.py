@@ -1,0 +1,56 @@
+"""ComRoPE-LD, the paper's linear dependence: every axis turns with a multiple of one matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from comrope.angles import Line, plane_generators
+from comrope.methods.base import Method, axis_of_block, skew_part
+from comrope.precision import widen
+
+__all__ = ["ComRoPELD"]
+
+
+class ComRoPELD(Method):
+    """Parameters: ``P`` (H, m, b, b) and ``theta`` (N, H, m), A_i = theta_i (P - P^T) (Eq. LD).
+
+    With ``shared_theta`` all heads have one theta (N, 1, m), as in the authors' code.
+    """
+
+    name = "comrope-ld"
+
+    def __init__(
+        self,
+        *,
+        shared_theta: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(**sizes)
+        shape = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
+        theta_shape = (self.num_axes, 1 if shared_theta else self.num_heads, self.num_blocks)
+        self.P = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.theta = nn.Parameter(torch.empty(theta_shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """``zeros`` is P = 0 alone: with theta = 0 as well, neither would get a gradient."""
+        if self.init == "rope":
+            frequencies = self.rope_frequencies(self.P).sum(0)
+            self.P.copy_(0.5 * plane_generators(frequencies, self.block_size))
+            self.theta.copy_(axis_of_block(self.num_axes, self.num_blocks, self.P.device)[:, None])
+            return
+        if self.init == "normal":
+            self.P.normal_()
+        else:
+            self.P.zero_()
+        self.theta.normal_()
+
+    def angles(self) -> Line:
+        theta = widen(self.theta).expand(-1, self.num_heads, -1)
+        return Line(skew_part(widen(self.P)), theta)

@@ -1,0 +1,74 @@
+"""ComRoPE-torus, the complete commuting family: a learned orthogonal basis, free frequencies.
+
+Every set of commuting skew-symmetric matrices has this form (docs/theory.md), so this is the
+necessary and sufficient condition that the paper lists as missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope.angles import Torus
+from comrope.methods.base import Method, skew_part
+from comrope.precision import widen
+
+__all__ = ["ComRoPETorus", "cayley"]
+
+
+class ComRoPETorus(Method):
+    """Parameters: ``P`` (H, m, b, b), Q = cayley(P - P^T), and ``frequencies`` (N, H, m, f).
+
+    A 2x2 rotation commutes with every basis of its plane, so b = 2 has no ``P``.
+    """
+
+    name = "comrope-torus"
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(**sizes)
+        shape = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
+        planes = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
+        self.P = (
+            nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            if self.block_size > 2
+            else None
+        )
+        self.frequencies = nn.Parameter(torch.empty(planes, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The basis starts at the identity: a random one would vanish in random projections.
+
+        ``normal`` gives the frequencies the second moment that they have in ComRoPE-LD.
+        """
+        if self.P is not None:
+            self.P.zero_()
+        if self.init == "normal":
+            self.frequencies.normal_(std=(2 * (self.block_size - 1)) ** 0.5)
+        elif self.init == "zeros":
+            self.frequencies.zero_()
+        else:
+            self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
+
+    def angles(self) -> Torus:
+        basis = None if self.P is None else cayley(skew_part(widen(self.P)))
+        return Torus(basis, widen(self.frequencies), self.block_size)
+
+
+def cayley(skew: Tensor) -> Tensor:
+    """(I - S/2)^-1 (I + S/2): skew-symmetric (..., b, b) to orthogonal, exp(S) to second order.
+
+    I - S/2 is never singular, so the solver need not be asked whether it was (on a GPU, asking
+    would stop the queue).
+    """
+    eye = torch.eye(skew.shape[-1], device=skew.device, dtype=skew.dtype)
+    return torch.linalg.solve_ex(eye - 0.5 * skew, eye + 0.5 * skew).result

@@ -1,0 +1,48 @@
+"""LieRE (Ostmeier et al.): free skew-symmetric matrices for every axis. They do not commute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from comrope.angles import Free, Line, plane_generators
+from comrope.methods.base import Method, skew_part
+from comrope.precision import widen
+
+__all__ = ["LieRE"]
+
+
+class LieRE(Method):
+    """Parameters: ``P`` (N, H, m, b, b), A_i = P_i - P_i^T. On one axis it commutes trivially."""
+
+    name = "liere"
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(**sizes)
+        shape = (self.num_axes, self.num_heads, self.num_blocks, self.block_size, self.block_size)
+        self.P = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.init == "normal":
+            self.P.normal_()
+        elif self.init == "zeros":
+            self.P.zero_()
+        else:
+            frequencies = self.rope_frequencies(self.P)
+            self.P.copy_(0.5 * plane_generators(frequencies, self.block_size)[:, None])
+
+    def angles(self) -> Free | Line:
+        skew = skew_part(widen(self.P))
+        if self.num_axes == 1:
+            return Line(skew[0], skew.new_ones(1, self.num_heads, self.num_blocks))
+        return Free(skew)

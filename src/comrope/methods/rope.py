@@ -1,0 +1,43 @@
+"""Vanilla RoPE (RoFormer), in any number of axes: fixed frequencies, one axis per block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from comrope.angles import Torus
+from comrope.methods.base import Method
+from comrope.precision import compute_dtype
+
+__all__ = ["RoPE"]
+
+
+class RoPE(Method):
+    """No parameters. ``init="zeros"`` switches the rotation off; both others mean vanilla RoPE."""
+
+    name = "rope"
+    axis_partitioned = True
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(**sizes)
+        # Frequencies are worked out where they are used: a buffer would be rounded by .to(bfloat16)
+        # and lost by to_empty(). This empty one only remembers where the module lives.
+        self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
+        self.like: torch.Tensor
+
+    def reset_parameters(self) -> None:
+        """Nothing to fill."""
+
+    def angles(self) -> Torus:
+        frequencies = self.rope_frequencies(self.like).to(compute_dtype(self.like))
+        if self.init == "zeros":
+            frequencies = torch.zeros_like(frequencies)
+        frequencies = frequencies[:, None].expand(-1, self.num_heads, -1, -1)
+        return Torus(None, frequencies, self.block_size)

@@ -1,0 +1,45 @@
+"""RoPE-Mixed (Heo et al., ECCV 2024): 2x2 rotations whose frequencies are learned on every axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from comrope.angles import Torus
+from comrope.methods.base import Method
+from comrope.precision import widen
+
+__all__ = ["RoPEMixed"]
+
+
+class RoPEMixed(Method):
+    """Parameters: ``frequencies`` (N, H, m, f). The block size only groups the 2x2 rotations."""
+
+    name = "rope-mixed"
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(**sizes)
+        shape = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
+        self.frequencies = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """``normal`` has the spread of P - P^T for P ~ N(0, 1): that of ComRoPE-LD with b = 2."""
+        if self.init == "normal":
+            self.frequencies.normal_(std=2**0.5)
+        elif self.init == "zeros":
+            self.frequencies.zero_()
+        else:
+            self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
+
+    def angles(self) -> Torus:
+        return Torus(None, widen(self.frequencies), self.block_size)

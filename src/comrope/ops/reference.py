@@ -1,0 +1,32 @@
+"""The paper's Algorithm 1: one matrix exponential per position, head and block.
+
+Slow and obvious; it is the specification that every other path is tested against, and the only
+path for angle matrices that do not commute.
+
+Shapes: B batch, H key heads, G queries a key head, T tokens, m blocks a head, b block size, N axes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["rotate_reference", "rotation_matrices"]
+
+
+def rotation_matrices(matrices: Tensor, positions: Tensor) -> Tensor:
+    """R(x) = exp(sum_i x_i A_i): A (N, H, m, b, b), x (..., T, N) to R (..., T, H, m, b, b)."""
+    exponents = torch.einsum("...tn,nhmij->...thmij", positions, matrices)
+    return torch.matrix_exp(exponents)
+
+
+def rotate_reference(
+    q: Tensor, k: Tensor, positions: Tensor, matrices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """R(x) q and R(x) k for blocks q (B, H, G, T, m, b), k (B, H, 1, T, m, b), x (..., T, N)."""
+    rotations = rotation_matrices(matrices, positions)
+    if rotations.ndim == 5:
+        rotations = rotations[None]
+    rotations = rotations.movedim(2, 1)[:, :, None]  # (1 or B, H, 1, T, m, b, b)
+    q, k = q.to(rotations.dtype), k.to(rotations.dtype)
+    return (rotations @ q[..., None])[..., 0], (rotations @ k[..., None])[..., 0]

@@ -1,0 +1,173 @@
+"""Coordinates and nothing else: grids, scaling, the class token's place, noise, offsets.
+
+Positions are (T, N), shared by a batch, or (B, T, N), one set a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_positions", "grid", "perturb", "relative", "shift", "with_class_token"]
+
+
+def grid(
+    shape: Sequence[int],
+    *,
+    scale: float | Sequence[float] = 1.0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Patch centres of a grid of any rank, (T, N), the last axis running fastest.
+
+    Each axis covers [0, scale]: 1 is the paper's relative scaling, in which patch j of X lies at
+    (j + 1/2) / X. ``scale=shape`` counts in patches; ``scale=`` the grid of the training resolution
+    counts in the patches seen in training, whatever the shape is now.
+    """
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"shape: expected non-negative integers, got {shape!r}")
+    if not sizes:
+        raise ValueError("shape: expected at least one axis, got none")
+    scales = _per_axis("scale", scale, len(sizes))
+    axes = [
+        (torch.arange(size, device=device, dtype=dtype or torch.get_default_dtype()) + 0.5)
+        * (extent / max(size, 1))
+        for size, extent in zip(sizes, scales, strict=True)
+    ]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def relative(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
+    """Relative scaling (Sec. 3.4): raw coordinates (..., N) on a canvas of this size, x_i / X_i."""
+    check_positions("coordinates", coordinates)
+    sizes = _per_axis("canvas", canvas, coordinates.shape[-1])
+    if min(sizes) <= 0:
+        raise ValueError(f"canvas: expected positive sizes, got {tuple(canvas)!r}")
+    return coordinates / _like(sizes, coordinates)
+
+
+def with_class_token(
+    positions: Tensor, *, center: float | Sequence[float] = 0.5, count: int = 1
+) -> Tensor:
+    """Put ``count`` leading tokens at the centre of the canvas: (..., T, N) to (..., T + count, N).
+
+    Apply it after ``perturb`` and before ``shift``: the class token has no patch to move in, and an
+    offset of the image takes it along. (Left unrotated instead, it would be at a fixed place that
+    an offset moves the image away from.)
+    """
+    check_positions("positions", positions)
+    place = _like(_per_axis("center", center, positions.shape[-1]), positions)
+    return torch.cat((place.expand(*positions.shape[:-2], count, -1), positions), dim=-2)
+
+
+def perturb(
+    positions: Tensor,
+    patch_size: float | Sequence[float],
+    intensity: float,
+    *,
+    batch_size: int | None = None,
+    axes: Sequence[int] | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The paper's training noise: N(0, (intensity * patch)^2), clamped to the patch (Sec. 3.4).
+
+    ``patch_size`` is in the units of the positions: 1 / 14 for ``grid((14, 14))``. Every token
+    moves on its own. ``batch_size`` makes shared positions (T, N) into a draw for each sample
+    (B, T, N); without it there is one draw for all. ``axes`` names the axes to perturb, all by
+    default.
+    """
+    check_positions("positions", positions)
+    num_axes = positions.shape[-1]
+    patch = _per_axis("patch_size", patch_size, num_axes)
+    if min(patch) < 0:
+        raise ValueError(f"patch_size: expected no negative number, got {patch_size!r}")
+    _check_spread("intensity", intensity)
+    chosen = range(num_axes) if axes is None else axes
+    for axis in chosen:
+        if not 0 <= axis < num_axes:
+            raise ValueError(f"axes: expected numbers from 0 to {num_axes - 1}, got {axis!r}")
+    reach = _like([size if i in chosen else 0.0 for i, size in enumerate(patch)], positions)
+    positions = _per_sample(positions, batch_size)
+    noise = _randn(positions.shape, positions, generator) * (intensity * reach)
+    return positions + noise.clamp(-0.5 * reach, 0.5 * reach)
+
+
+def shift(
+    positions: Tensor,
+    std: float,
+    *,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The paper's offset test (Sec. 4.3.1): one N(0, std^2) offset per axis for all tokens.
+
+    Positions (B, T, N), or shared ones with ``batch_size``, get an offset for each sample.
+    """
+    check_positions("positions", positions)
+    _check_spread("std", std)
+    positions = _per_sample(positions, batch_size)
+    offsets = (*positions.shape[:-2], 1, positions.shape[-1])
+    return positions + std * _randn(offsets, positions, generator)
+
+
+def check_positions(label: str, positions: Tensor) -> None:
+    """Raise unless ``positions`` is (T, N) or (B, T, N), real, and, where one can look, finite.
+
+    Values are looked at on the CPU only: on a GPU that would stop the queue, and in a compiled
+    graph or under vmap there are none to look at.
+    """
+    if not isinstance(positions, Tensor):
+        raise TypeError(f"{label}: expected a tensor, got {type(positions).__name__}")
+    if positions.ndim not in (2, 3):
+        raise ValueError(
+            f"{label}: expected shape (T, N) or (B, T, N), got {tuple(positions.shape)}"
+        )
+    if positions.dtype.is_complex or positions.dtype == torch.bool:
+        raise ValueError(f"{label}: expected real numbers, got {positions.dtype}")
+    if positions.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    try:
+        finite = bool(positions.isfinite().all())
+    except RuntimeError:
+        return
+    if not finite:
+        raise ValueError(f"{label}: expected finite numbers, got NaN or infinity among them")
+
+
+def _per_axis(label: str, value: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
+    values = (value,) * num_axes if isinstance(value, (int, float)) else tuple(value)
+    if len(values) != num_axes:
+        raise ValueError(f"{label}: expected one number or {num_axes}, got {len(values)}")
+    if not all(math.isfinite(v) for v in values):
+        raise ValueError(f"{label}: expected finite numbers, got {value!r}")
+    return values
+
+
+def _check_spread(label: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{label}: expected a non-negative finite number, got {value!r}")
+
+
+def _per_sample(positions: Tensor, batch_size: int | None) -> Tensor:
+    if batch_size is None:
+        return positions
+    if positions.ndim != 2:
+        raise ValueError(
+            f"batch_size: positions {tuple(positions.shape)} are per sample already; "
+            f"expected None, got {batch_size}"
+        )
+    return positions.expand(batch_size, -1, -1)
+
+
+def _like(values: Sequence[float], positions: Tensor) -> Tensor:
+    return torch.tensor(values, device=positions.device, dtype=positions.dtype)
+
+
+def _randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = generator.device if generator is not None else like.device
+    return torch.randn(shape, generator=generator, device=device, dtype=like.dtype).to(like.device)

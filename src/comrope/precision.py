@@ -1,0 +1,28 @@
+"""One rule for the whole library: angles are float32 or wider, autocast or not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["compute_dtype", "no_autocast", "widen"]
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest floating dtype among ``tensors``, and never narrower than float32."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """``tensor`` in float32, or as it is where it is wider already."""
+    return tensor.to(compute_dtype(tensor))
+
+
+def no_autocast(device: torch.device) -> torch.autocast:
+    """A context in which matrix products keep the precision of their operands."""
+    kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
+    return torch.autocast(kind, enabled=False)

@@ -1,0 +1,193 @@
+"""RotaryEmbedding: a method and an op, ready to stand in front of any attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope import ops
+from comrope.methods import create_method
+from comrope.positions import check_positions
+from comrope.precision import compute_dtype, no_autocast
+
+__all__ = ["RotaryEmbedding"]
+
+CHANNEL_ORDERS = ("interleaved", "half")
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotate queries and keys so that their scores depend on relative positions.
+
+    Args:
+        method: One of ``comrope.METHODS``.
+        num_heads: Heads of the keys. Queries may have any multiple of it (grouped queries).
+        head_dim: Channels a head.
+        num_axes: Coordinates a position.
+        block_size: Size of the rotated blocks, a divisor of ``head_dim``.
+        init: ``"normal"``, the method's ordinary start; ``"zeros"``, no rotation at all, so
+            standard attention; ``"rope"``, vanilla RoPE.
+        base: Vanilla RoPE's base, for method ``"rope"`` and ``init="rope"``.
+        position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis. For
+            positions in [0, 1] the grid size of the training resolution makes them patch units.
+        channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
+            channel c and c + head_dim / 2, as in Hugging Face's language models.
+        num_prefix_tokens: Leading tokens that are left unrotated.
+        backend: ``"auto"``, ``"spectral"`` or ``"reference"``.
+        options: What the method alone takes, such as ``shared_theta`` of ``"comrope-ld"``.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_axes: int = 2,
+        block_size: int = 8,
+        init: str = "normal",
+        base: float = 10000.0,
+        position_scale: float | tuple[float, ...] = 1.0,
+        channel_order: str = "interleaved",
+        num_prefix_tokens: int = 0,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.method = create_method(
+            method,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_axes=num_axes,
+            block_size=block_size,
+            init=init,
+            base=base,
+            position_scale=position_scale,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
+        if channel_order not in CHANNEL_ORDERS:
+            raise ValueError(
+                f"channel_order: expected one of {', '.join(CHANNEL_ORDERS)}, got {channel_order!r}"
+            )
+        if channel_order == "half" and head_dim % 2:
+            raise ValueError(f"head_dim: channel_order 'half' needs an even one, got {head_dim}")
+        if num_prefix_tokens < 0:
+            raise ValueError(f"num_prefix_tokens: expected 0 or more, got {num_prefix_tokens}")
+        self.channel_order = channel_order
+        self.num_prefix_tokens = num_prefix_tokens
+        self.backend = backend
+        with torch.no_grad():
+            ops.choose_backend(self.method.angles(), backend)
+
+    def forward(
+        self, q: Tensor, k: Tensor, positions: Tensor, *, num_prefix_tokens: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rotated q and k, whose scores equal those of R(x) q . R(y) k.
+
+        Args:
+            q: Queries (B, H, T, D).
+            k: Keys (B, H, T, D), or with fewer heads that divide those of q.
+            positions: (T, N), shared by the batch, or (B, T, N). Rows of prefix tokens may be left
+                out; they are not used.
+            num_prefix_tokens: Overrides the module's own number for this call.
+        """
+        prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
+        self._check(q, k, positions, prefix)
+        positions = positions[..., positions.shape[-2] - (q.shape[2] - prefix) :, :]
+        if prefix:  # R(0) = I
+            positions = nn.functional.pad(positions, (0, 0, prefix, 0))
+        if self.channel_order == "half":
+            q, k = _halves_to_neighbours(q), _halves_to_neighbours(k)
+        q, k = ops.rotate(q, k, positions, self.method.angles(), backend=self.backend)
+        if self.channel_order == "half":
+            q, k = _neighbours_to_halves(q), _neighbours_to_halves(k)
+        return q, k
+
+    def angle_matrices(self) -> Tensor:
+        """The skew-symmetric A_i, (N, H, m, b, b)."""
+        return self.method.angles().matrices()
+
+    def rotation_matrices(self, positions: Tensor) -> Tensor:
+        """R(x) = exp(sum_i x_i A_i): (T, H, m, b, b), or (B, T, H, m, b, b) for (B, T, N)."""
+        check_positions("positions", positions)
+        self._check_axes(positions)
+        matrices = self.angle_matrices()
+        dtype = compute_dtype(positions, matrices)
+        with no_autocast(positions.device):
+            return ops.rotation_matrices(matrices.to(dtype), positions.to(dtype))
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Basis Q (H, m, b, b) and frequencies w (N, H, m, b // 2), A_i = Q diag_k(w_ik J) Q^T.
+
+        For ``comrope-ap`` and ``comrope-ld`` without gradient: where frequencies repeat, a basis
+        has none. An error for ``liere`` on more than one axis, which has no common basis.
+        """
+        return self.method.angles().spectrum()
+
+    def reset_parameters(self) -> None:
+        """Start anew, as ``init`` says; also after construction on the meta device."""
+        self.method.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay: all of them are angles."""
+        return {name for name, _ in self.named_parameters()}
+
+    def extra_repr(self) -> str:
+        return f"channel_order={self.channel_order!r}, backend={self.backend!r}"
+
+    def _check(self, q: Tensor, k: Tensor, positions: Tensor, prefix: int) -> None:
+        heads, dim = self.method.num_heads, self.method.head_dim
+        for label, x in (("q", q), ("k", k)):
+            if x.ndim != 4:
+                raise ValueError(f"{label}: expected shape (B, H, T, D), got {tuple(x.shape)}")
+            if not x.dtype.is_floating_point:
+                raise ValueError(f"{label}: expected a floating dtype, got {x.dtype}")
+            if x.shape[-1] != dim:
+                raise ValueError(f"{label}: expected head_dim {dim}, got {x.shape[-1]}")
+        if k.shape[1] != heads:
+            raise ValueError(
+                f"k: expected num_heads {heads} heads (those of the keys), got {k.shape[1]}"
+            )
+        if q.shape[1] == 0 or q.shape[1] % heads:
+            raise ValueError(f"q: expected a multiple of {heads} heads, got {q.shape[1]}")
+        if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+            raise ValueError(
+                f"k: expected the batch and length of q {tuple(q.shape)}, got {tuple(k.shape)}"
+            )
+        tokens = q.shape[2]
+        if not 0 <= prefix <= tokens:
+            raise ValueError(
+                f"num_prefix_tokens: expected 0 to {tokens}, the tokens of q, got {prefix}"
+            )
+        check_positions("positions", positions)
+        self._check_axes(positions)
+        rows = positions.shape[-2]
+        if rows != tokens and rows != tokens - prefix:
+            wanted = f"{tokens} rows, one a token" if not prefix else f"{tokens - prefix} rows"
+            after = f" after {prefix} prefix tokens" if prefix else ""
+            raise ValueError(f"positions: expected {wanted}{after}, got {rows}")
+        if positions.ndim == 3 and positions.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"positions: expected the batch size of q, {q.shape[0]}, got {positions.shape[0]}"
+            )
+
+    def _check_axes(self, positions: Tensor) -> None:
+        if positions.shape[-1] != self.method.num_axes:
+            raise ValueError(
+                f"positions: expected num_axes {self.method.num_axes} in the last dimension, "
+                f"got {positions.shape[-1]}"
+            )
+
+
+def _halves_to_neighbours(x: Tensor) -> Tensor:
+    """Channels (c, c + D/2) to (2c, 2c + 1)."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def _neighbours_to_halves(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comrope import METHODS
+
+COMMUTING = tuple(name for name in METHODS if name != "liere")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=COMMUTING)
+def commuting(request: pytest.FixtureRequest) -> str:
+    return request.param

@@ -1,0 +1,61 @@
+"""What several test files need: building, scoring, comparing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import comrope
+from comrope.analysis import scores
+from comrope.angles import plane_generators
+
+
+def make(method: str, **options: Any) -> comrope.RotaryEmbedding:
+    """A small embedding: 2 key heads, blocks of 4 that 1 to 4 axes can share, float64."""
+    options.setdefault("num_heads", 2)
+    options.setdefault("block_size", 4)
+    options.setdefault("head_dim", 12 * options["block_size"])
+    options.setdefault("dtype", torch.float64)
+    return comrope.RotaryEmbedding(method, **options)
+
+
+def queries_and_keys(
+    rope: comrope.RotaryEmbedding, tokens: int = 6, batch: int = 2, groups: int = 2
+) -> tuple[Tensor, Tensor]:
+    heads, dim = rope.method.num_heads, rope.method.head_dim
+    q = torch.randn(batch, heads * groups, tokens, dim, dtype=torch.float64)
+    k = torch.randn(batch, heads, tokens, dim, dtype=torch.float64)
+    return q.requires_grad_(), k.requires_grad_()
+
+
+def set_frequencies(rope: comrope.RotaryEmbedding, frequencies: Tensor) -> None:
+    """Give every block of a P-parameterised method these frequencies (f,), in a random basis."""
+    matrix = rope.method.P
+    with torch.no_grad():
+        basis = torch.linalg.qr(torch.randn(matrix.shape, dtype=torch.float64))[0]
+        planes = plane_generators(frequencies.double(), rope.method.block_size)
+        matrix.copy_(basis @ planes @ basis.mT / 2)
+
+
+def scores_and_gradients(
+    rope: comrope.RotaryEmbedding, q: Tensor, k: Tensor, positions: Tensor, backend: str
+) -> dict[str, Tensor]:
+    """Scores, and the gradients of a loss of them, by name."""
+    rope.backend = backend
+    inputs = {"q": q, "k": k, **dict(rope.named_parameters())}
+    if positions.requires_grad:
+        inputs["positions"] = positions
+    value = scores(rope, q, k, positions)
+    weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(1)).to(value)
+    # A bent loss: the gradient that reaches q' depends on k', as it does in attention.
+    gradients = torch.autograd.grad((value.tanh() * weights).sum(), list(inputs.values()))
+    return {"scores": value.detach(), **dict(zip(inputs, gradients, strict=True))}
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """||got - expected|| / ||expected||; against an expected zero, the plain norm."""
+    scale = expected.norm()
+    error = (got - expected).norm() / torch.where(scale > 1e-10, scale, 1.0)
+    return float(error.detach())

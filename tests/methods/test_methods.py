@@ -1,0 +1,187 @@
+"""Each method's parameters, its three starts, and what it is next to the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import make, queries_and_keys, relative_error
+
+import comrope
+from comrope.analysis import scores
+from comrope.methods.base import rope_frequencies
+from comrope.methods.comrope_torus import cayley
+
+LEARNED = tuple(name for name in comrope.METHODS if name != "rope")
+
+
+def count(rope: comrope.RotaryEmbedding) -> int:
+    return sum(p.numel() for p in rope.parameters())
+
+
+@pytest.mark.parametrize("b", [2, 4, 8, 16])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_parameter_counts_are_those_of_the_paper(b, n):
+    """Table 5, one layer, at ViT-B's width."""
+    d = 768
+    sizes = {"num_heads": 12, "head_dim": 64, "num_axes": n, "block_size": b}
+    counts = {name: count(comrope.RotaryEmbedding(name, **sizes)) for name in comrope.METHODS}
+    assert counts["rope"] == 0
+    assert counts["liere"] == n * d * b
+    assert counts["comrope-ap"] == d * b
+    assert counts["comrope-ld"] == d * (b + n / b)
+    # Not in the table: one frequency a plane and axis, and for the torus a basis a block.
+    assert counts["rope-mixed"] == n * d / 2
+    assert counts["comrope-torus"] == n * d / 2 + (d * b if b > 2 else 0)
+
+
+def test_theta_can_be_shared_by_the_heads():
+    rope = make("comrope-ld", num_heads=3, shared_theta=True)
+    assert rope.method.theta.shape == (2, 1, 12)
+    theta = rope.method.theta.detach()[..., None, None]
+    skew = (rope.method.P - rope.method.P.mT).detach()
+    torch.testing.assert_close(rope.angle_matrices(), theta * skew)
+
+
+@pytest.mark.parametrize("num_axes", [1, 2, 3])
+def test_zeros_is_standard_attention(method, num_axes):
+    rope = make(method, num_axes=num_axes, init="zeros")
+    q, k = queries_and_keys(rope, groups=1)
+    positions = 10 * torch.randn(6, num_axes, dtype=torch.float64)
+    eye = torch.eye(4, dtype=torch.float64).expand(6, 2, 12, 4, 4)
+    assert torch.equal(rope.rotation_matrices(positions), eye)
+    assert relative_error(scores(rope, q, k, positions), q @ k.mT) < 1e-15
+
+
+def test_zeros_can_leave_zero(method):
+    """Every parameter that the rotation depends on at zero has a gradient there, and after one
+    step all have one: P waits for theta or theta for P, never both."""
+    if method == "rope":
+        pytest.skip("vanilla RoPE has nothing to learn")
+    rope = make(method, init="zeros")
+    q, k = queries_and_keys(rope)
+    positions = torch.randn(6, 2, dtype=torch.float64)
+    optimizer = torch.optim.SGD(rope.parameters(), lr=1e-2)
+
+    def gradients():
+        optimizer.zero_grad()
+        scores(rope, q, k, positions).square().mean().backward()
+        return {name: float(p.grad.norm()) for name, p in rope.method.named_parameters()}
+
+    first = gradients()
+    assert first["frequencies" if method in ("rope-mixed", "comrope-torus") else "P"] > 1e-3
+    optimizer.step()
+    assert min(gradients().values()) > 1e-8
+    assert rope.angle_matrices().abs().max() > 0
+
+
+def vanilla(x, positions, frequencies):
+    """RoFormer's rotation written out: x (B, H, T, D), frequencies (D/2, N)."""
+    angle = positions @ frequencies.T
+    out = torch.empty_like(x)
+    out[..., 0::2] = x[..., 0::2] * angle.cos() - x[..., 1::2] * angle.sin()
+    out[..., 1::2] = x[..., 0::2] * angle.sin() + x[..., 1::2] * angle.cos()
+    return out
+
+
+@pytest.mark.parametrize("num_axes", [1, 2, 3, 4])
+@pytest.mark.parametrize("block_size", [2, 4, 8])
+def test_rope_start_is_vanilla_rope(method, num_axes, block_size):
+    """Against formulas written by hand: plane p of an axis has frequency base^(-p / planes)."""
+    rope = make(method, num_axes=num_axes, block_size=block_size, init="rope", base=100.0)
+    planes = block_size // 2
+    per_axis = 12 // num_axes * planes
+    by_hand = torch.zeros(12 * planes, num_axes, dtype=torch.float64)
+    for plane in range(12 * planes):
+        block, inside = divmod(plane, planes)
+        rank = (block // num_axes) * planes + inside
+        by_hand[plane, block % num_axes] = 100.0 ** (-rank / per_axis)
+    q, k = (x.detach() for x in queries_and_keys(rope, groups=1))
+    positions = torch.randn(6, num_axes, dtype=torch.float64) * 5
+    expected = vanilla(q, positions, by_hand) @ vanilla(k, positions, by_hand).mT
+    assert relative_error(scores(rope, q, k, positions), expected) < 1e-12
+    if method == "rope":
+        assert relative_error(rope(q, k, positions)[0], vanilla(q, positions, by_hand)) < 1e-14
+
+
+def test_one_axis_has_roformers_frequencies():
+    expected = 10000.0 ** (-2 * torch.arange(32, dtype=torch.float64) / 64)
+    torch.testing.assert_close(rope_frequencies(1, 32, 2).flatten(), expected)
+
+
+@pytest.mark.parametrize("block_size", [2, 8])
+def test_rope_start_with_half_order_is_hugging_faces_rotary(method, block_size):
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(
+        hidden_size=128, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64
+    )
+    q, k = torch.randn(2, 2, 9, 64), torch.randn(2, 1, 9, 64)
+    cos, sin = llama.LlamaRotaryEmbedding(config)(q, torch.arange(9)[None])
+    q_theirs, k_theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
+    rope = comrope.RotaryEmbedding(
+        method,
+        num_heads=1,
+        head_dim=64,
+        num_axes=1,
+        block_size=block_size,
+        init="rope",
+        channel_order="half",
+    )
+    positions = torch.arange(9)[:, None]
+    assert relative_error(scores(rope, q, k, positions), q_theirs @ k_theirs.mT) < 1e-5
+    if method == "rope":
+        torch.testing.assert_close(rope(q, k, positions), (q_theirs, k_theirs))
+
+
+def test_position_scale_is_a_change_of_units(method):
+    """[0, 1] coordinates with the grid as scale are coordinates in patches."""
+    q, k = queries_and_keys(make("rope"), tokens=12, groups=1)
+    canvas = make(method, init="rope", position_scale=(3.0, 4.0))
+    patches = make(method, init="rope")
+    a = scores(canvas, q, k, comrope.grid((3, 4), dtype=torch.float64))
+    b = scores(patches, q, k, comrope.grid((3, 4), scale=(3, 4), dtype=torch.float64))
+    assert relative_error(a, b) < 1e-13
+
+
+def test_ld_with_blocks_of_two_is_rope_mixed():
+    ld = make("comrope-ld", block_size=2)
+    mixed = make("rope-mixed", block_size=2)
+    with torch.no_grad():
+        skew = ld.method.P[..., 1, 0] - ld.method.P[..., 0, 1]
+        mixed.method.frequencies.copy_((ld.method.theta * skew)[..., None])
+    q, k = queries_and_keys(ld)
+    positions = torch.randn(6, 2, dtype=torch.float64)
+    torch.testing.assert_close(ld(q, k, positions), mixed(q, k, positions))
+    torch.testing.assert_close(ld.angle_matrices(), mixed.angle_matrices())
+
+
+def test_ap_with_blocks_of_two_and_frozen_angles_is_vanilla_rope():
+    ap, rope = (make(name, block_size=2, init="rope") for name in ("comrope-ap", "rope"))
+    ap.requires_grad_(False)
+    q, k = queries_and_keys(ap)
+    positions = torch.randn(6, 2, dtype=torch.float64)
+    torch.testing.assert_close(ap(q, k, positions), rope(q, k, positions))
+    torch.testing.assert_close(ap.angle_matrices(), rope.angle_matrices())
+
+
+def test_ap_turns_each_block_with_its_own_axis():
+    matrices = make("comrope-ap", num_axes=3).angle_matrices()
+    for axis in range(3):
+        for block in range(12):
+            assert bool(matrices[axis, :, block].abs().max() > 0) == (block % 3 == axis)
+
+
+def test_cayley_is_orthogonal_and_close_to_the_exponential():
+    skew = torch.randn(5, 8, 8, dtype=torch.float64)
+    skew = skew - skew.mT
+    basis = cayley(skew)
+    torch.testing.assert_close(basis @ basis.mT, torch.eye(8).double().expand(5, 8, 8))
+    assert torch.linalg.det(basis).sub(1).abs().max() < 1e-12
+    small = 1e-3 * skew
+    assert (cayley(small) - torch.matrix_exp(small)).abs().max() < 1e-6
+
+
+def test_vanilla_frequencies_survive_low_precision_casts():
+    rope = make("rope", dtype=torch.float32)
+    before = rope.spectrum()[1]
+    rope.bfloat16().float()
+    assert torch.equal(rope.spectrum()[1], before)
