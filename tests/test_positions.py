@@ -7,7 +7,14 @@ import comrope
 
 
 def test_patch_centres_with_the_last_axis_fastest():
-    expected = [[0.25, 1 / 6], [0.25, 0.5], [0.25, 5 / 6], [0.75, 1 / 6], [0.75, 0.5], [0.75, 5 / 6]]
+    expected = [
+        [0.25, 1 / 6],
+        [0.25, 0.5],
+        [0.25, 5 / 6],
+        [0.75, 1 / 6],
+        [0.75, 0.5],
+        [0.75, 5 / 6],
+    ]
     torch.testing.assert_close(comrope.grid((2, 3)), torch.tensor(expected))
 
 

@@ -57,7 +57,7 @@ def test_commuting_rotations_compose(name, size, seed):
 def test_angle_matrices_stay_skew_and_commuting_while_they_learn(name, size, seed):
     rope, (x, _) = draw(name, size, seed)
     q, k = queries_and_keys(rope, tokens=5)
-    parameters = [p for p in rope.parameters()]
+    parameters = list(rope.parameters())
     optimizer = torch.optim.Adam(parameters, lr=0.1) if parameters else None
     start = rope.angle_matrices().detach().clone()
     for _ in range(10 if optimizer else 0):

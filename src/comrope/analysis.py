@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.angles import skew_spectrum
+from comrope.precision import no_autocast, widen
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [
@@ -53,9 +54,10 @@ def rope_equation_error(rope: RotaryEmbedding, x: Tensor, y: Tensor) -> Tensor:
 
 
 def scores(rope: RotaryEmbedding, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
-    """Attention scores before scaling and softmax: (B, H, T, T), key heads repeated for queries."""
-    q, k = rope(q, k, positions)
-    return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT
+    """Attention scores before scaling and softmax, (B, H, T, T), in float32 or wider."""
+    q, k = (widen(x) for x in rope(q, k, positions))
+    with no_autocast(q.device):
+        return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT
 
 
 @torch.no_grad()

@@ -52,11 +52,10 @@ def test_zeros_is_standard_attention(method, num_axes):
     assert relative_error(scores(rope, q, k, positions), q @ k.mT) < 1e-15
 
 
+@pytest.mark.parametrize("method", LEARNED)
 def test_zeros_can_leave_zero(method):
     """Every parameter that the rotation depends on at zero has a gradient there, and after one
     step all have one: P waits for theta or theta for P, never both."""
-    if method == "rope":
-        pytest.skip("vanilla RoPE has nothing to learn")
     rope = make(method, init="zeros")
     q, k = queries_and_keys(rope)
     positions = torch.randn(6, 2, dtype=torch.float64)

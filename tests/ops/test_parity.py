@@ -76,7 +76,7 @@ def test_gradcheck(name):
     positions = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(score, (q, k, positions, *values))
     if name in FROM_MATRICES:
-        with pytest.raises(RuntimeError, match="no second derivative.*backend='reference'"):
+        with pytest.raises(RuntimeError, match=r"no second derivative.*backend='reference'"):
             torch.autograd.gradgradcheck(score, (q, k, positions, *values))
         rope.backend = "reference"
     assert torch.autograd.gradgradcheck(score, (q, k, positions, *values))
@@ -84,7 +84,7 @@ def test_gradcheck(name):
 
 def test_gradients_in_float32_at_nearly_repeated_frequencies():
     """Both sides of the switch between quotient and limit keep five digits."""
-    for exponent in range(0, 9):
+    for exponent in range(9):
         rope = make("comrope-ld", block_size=8)
         set_frequencies(rope, 1.5 + 10.0**-exponent * torch.randn(4, dtype=torch.float64))
         q, k = queries_and_keys(rope, tokens=40)

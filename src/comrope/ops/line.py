@@ -38,20 +38,26 @@ def rotate_line(q: Tensor, k: Tensor, positions: Tensor, line: Line) -> tuple[Te
         return rotate_torus(q, k, positions, Torus(None, frequencies, 2))
     basis, frequencies = skew_spectrum(line.skew.detach())
     scale = phases(positions, line.direction[..., None])[..., 0]  # (1 or B, H, 1, T, m)
+    with torch.no_grad():  # from positions and frequencies at once: one rounding less than via s
+        angle = phases(positions, line.direction[..., None] * frequencies)
     return (
-        _RotateAlongLine.apply(q, scale, line.skew, basis, frequencies),
-        _RotateAlongLine.apply(k, scale, line.skew, basis, frequencies),
+        _RotateAlongLine.apply(q, scale, line.skew, basis, frequencies, angle),
+        _RotateAlongLine.apply(k, scale, line.skew, basis, frequencies, angle),
     )
 
 
 class _RotateAlongLine(torch.autograd.Function):
-    """x (B, H, G, T, m, b) to Q^T exp(s S) x, with Q held constant: it cancels in the scores."""
+    """x (B, H, G, T, m, b) to Q^T exp(s S) x, with Q held constant: it cancels in the scores.
+
+    Differentiable in x, s and S; Q, the frequencies w of S and the angles s w belong to S.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, scale: Tensor, skew: Tensor, basis: Tensor, frequencies: Tensor) -> Any:
-        angle = scale[..., None] * frequencies[:, None, None]
+    def forward(
+        x: Tensor, scale: Tensor, skew: Tensor, basis: Tensor, frequencies: Tensor, angle: Tensor
+    ) -> Any:
         wide = change_basis(x.to(basis.dtype), basis)
         return rotate_planes(wide, angle.cos(), angle.sin()).to(x.dtype)
 
@@ -62,12 +68,23 @@ class _RotateAlongLine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        output, scale, skew, basis, frequencies = ctx.saved_tensors
+        output, scale, skew, basis, frequencies, angle = ctx.saved_tensors
+        cos, sin = (0.5 * angle).cos(), (0.5 * angle).sin()
         with torch.no_grad(), no_autocast(grad.device):
-            grads = _line_gradients(grad, output, scale, basis, frequencies)
+            x_half = rotate_planes(output.to(basis.dtype), cos, -sin)
+            grad_half = rotate_planes(grad.to(basis.dtype), cos, -sin)
+            grad_x = change_basis(rotate_planes(grad_half, cos, -sin), basis.mT).to(grad.dtype)
+            grad_scale = grad_skew = None
+            if ctx.needs_input_grad[1]:
+                torque = _torque(x_half, grad_half) * frequencies[:, None, None]
+                grad_scale = torque.sum(-1).sum_to_size(scale.shape)
+            if ctx.needs_input_grad[2]:
+                inner = _skew_gradient(x_half, grad_half, cos, sin, scale, frequencies)
+                grad_skew = basis @ inner @ basis.mT
+        grads = (grad_x, grad_scale, grad_skew)
         if torch.is_grad_enabled():
             grads = _NoSecondDerivative.apply(*grads, grad, scale, skew)
-        return *grads, None, None
+        return *grads, None, None, None
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -76,8 +93,8 @@ class _NoSecondDerivative(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*tensors: Tensor) -> Any:
-        return tuple(tensor.clone() for tensor in tensors[:3])
+    def forward(*tensors: Tensor | None) -> Any:
+        return tuple(None if tensor is None else tensor.clone() for tensor in tensors[:3])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -89,24 +106,6 @@ class _NoSecondDerivative(torch.autograd.Function):
             "comrope: the spectral backend has no second derivative for 'comrope-ap', "
             "'comrope-ld' and one-axis 'liere'; use backend='reference', which has"
         )
-
-
-def _line_gradients(
-    grad: Tensor, output: Tensor, scale: Tensor, basis: Tensor, frequencies: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, s and S from that of the output."""
-    half = scale[..., None] * (0.5 * frequencies[:, None, None])
-    cos, sin = half.cos(), half.sin()
-    x_half = rotate_planes(output.to(basis.dtype), cos, -sin)
-    grad_half = rotate_planes(grad.to(basis.dtype), cos, -sin)
-    grad_x = change_basis(rotate_planes(grad_half, cos, -sin), basis.mT)
-    grad_scale = (_torque(x_half, grad_half) * frequencies[:, None, None]).sum(-1)
-    grad_skew = _skew_gradient(x_half, grad_half, cos, sin, scale, frequencies)
-    return (
-        grad_x.to(grad.dtype),
-        grad_scale.sum_to_size(scale.shape),
-        basis @ grad_skew @ basis.mT,
-    )
 
 
 def _torque(x: Tensor, grad: Tensor) -> Tensor:

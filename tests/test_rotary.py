@@ -1,0 +1,256 @@
+"""RotaryEmbedding as a module: dtypes, shapes, states, transforms."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import make, queries_and_keys, relative_error
+
+import comrope
+from comrope.analysis import scores
+
+LEARNED = tuple(name for name in comrope.METHODS if name != "rope")
+LOW = [torch.bfloat16, torch.float16]
+
+
+def single(method: str, **options) -> comrope.RotaryEmbedding:
+    return make(method, dtype=torch.float32, block_size=8, **options)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_low_precision_inputs_are_rotated_in_float32(method, dtype):
+    """Bit for bit: what a float32 rotation of the same numbers gives, rounded once."""
+    rope = single(method)
+    q, k = (x.detach().to(dtype) for x in queries_and_keys(rope))
+    positions = 50 * torch.rand(6, 2)
+    got = rope(q, k, positions)
+    expected = rope(q.float(), k.float(), positions)
+    for low, full in zip(got, expected, strict=True):
+        assert low.dtype == dtype
+        assert torch.equal(low, full.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_autocast_changes_nothing(method, dtype):
+    rope = single(method)
+    q, k = (x.detach().float().requires_grad_() for x in queries_and_keys(rope))
+    positions = 50 * torch.rand(6, 2)
+
+    def forward():
+        out = rope(q, k, positions)
+        return *out, rope.angle_matrices(), rope.rotation_matrices(positions)
+
+    def backward(out):
+        return torch.autograd.grad(sum(x.square().mean() for x in out[:2]), (q, k))
+
+    expected = forward()
+    with torch.autocast("cpu", dtype=dtype):
+        got = forward()
+    for a, b in zip((*got, *backward(got)), (*expected, *backward(expected)), strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+
+
+def test_phases_are_float32_sums_of_position_times_frequency():
+    """Bit for bit at positions where bfloat16 would be wrong by whole turns."""
+    rope = comrope.RotaryEmbedding(
+        "rope-mixed", num_heads=1, head_dim=8, num_axes=2, block_size=2, dtype=torch.bfloat16
+    )
+    positions = torch.tensor([[1000.3, 77.7], [3.1, 2048.5]])
+    w = rope.method.frequencies.detach().float()[:, 0, :, 0]  # (N, m)
+    angle = positions[:, :1] * w[0] + positions[:, 1:] * w[1]
+    q = torch.zeros(1, 1, 2, 8)
+    q[..., 0::2] = 1.0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rotated = rope(q, q, positions)[0][0, 0]
+    assert torch.equal(rotated[:, 0::2], angle.cos())
+    assert torch.equal(rotated[:, 1::2], angle.sin())
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_bfloat16_modules_keep_their_gradients(method):
+    rope = single(method)
+    q, k = queries_and_keys(rope, tokens=30)
+    positions = torch.rand(30, 2)
+    rope.bfloat16()
+    narrow = [x.detach().bfloat16().requires_grad_() for x in (q, k)]
+    scores(rope, *narrow, positions).tanh().sum().backward()
+    low = [p.grad.double() for p in rope.parameters()]
+    rope.zero_grad()
+    rope.double()
+    wide = [x.detach().double().requires_grad_() for x in narrow]
+    scores(rope, *wide, positions.double()).tanh().sum().backward()
+    for a, p in zip(low, rope.parameters(), strict=True):
+        assert relative_error(a, p.grad) < 0.03
+
+
+def test_strided_inputs(method):
+    """Views of a packed qkv, as attention layers have them, and their gradients."""
+    rope = make(method)
+    packed = torch.randn(2, 6, 3, 2, rope.method.head_dim, dtype=torch.float64, requires_grad=True)
+    q, k, _ = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    assert not q.is_contiguous()
+    positions = torch.rand(2, 6, 2, dtype=torch.float64)
+    strided = rope(q, k, positions)
+    dense = rope(q.contiguous(), k.contiguous(), positions)
+    torch.testing.assert_close(strided, dense)
+    a = torch.autograd.grad((strided[0] @ strided[1].mT).tanh().sum(), packed)[0]
+    b = torch.autograd.grad((dense[0] @ dense[1].mT).tanh().sum(), packed)[0]
+    torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("batch", [0, 1, 2])
+@pytest.mark.parametrize("block_size", [3, 4])
+def test_hardly_any_tokens(method, tokens, batch, block_size):
+    rope = make(method, block_size=block_size)
+    q, k = queries_and_keys(rope, tokens=tokens, batch=batch)
+    positions = torch.rand(batch, tokens, 2, dtype=torch.float64)
+    out = rope(q, k, positions)
+    assert out[0].shape == q.shape
+    assert out[1].shape == k.shape
+    sum(x.square().sum() for x in out).backward()
+    assert q.grad.shape == q.shape
+    for p in rope.parameters():
+        assert p.grad.isfinite().all()
+
+
+def test_positions_per_sample_are_each_samples_own(method):
+    rope = make(method)
+    q, k = queries_and_keys(rope)
+    positions = torch.rand(2, 6, 2, dtype=torch.float64)
+    together = rope(q, k, positions)
+    for i in range(2):
+        alone = rope(q[i : i + 1], k[i : i + 1], positions[i])
+        torch.testing.assert_close(together[0][i], alone[0][0])
+        torch.testing.assert_close(together[1][i], alone[1][0])
+
+
+def test_integer_positions(method):
+    rope = make(method)
+    q, k = queries_and_keys(rope)
+    positions = torch.arange(12).view(6, 2)
+    torch.testing.assert_close(rope(q, k, positions), rope(q, k, positions.double()))
+
+
+def test_prefix_tokens_are_left_unrotated(method):
+    """Among them, standard attention; their rows of positions may be left out."""
+    rope = make(method, num_prefix_tokens=2)
+    q, k = queries_and_keys(rope, groups=1)
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    short = rope(q, k, positions[2:])
+    torch.testing.assert_close(short, rope(q, k, positions))
+    got = short[0] @ short[1].mT
+    torch.testing.assert_close(got[..., :2, :2], (q @ k.mT)[..., :2, :2])
+    rotated = rope(q, k, positions, num_prefix_tokens=0)
+    torch.testing.assert_close(got[..., 2:, 2:], (rotated[0] @ rotated[1].mT)[..., 2:, 2:])
+
+
+def test_tokens_can_come_one_at_a_time(method):
+    """As with a key cache: rotated alone or together, a token comes out the same."""
+    rope = make(method)
+    q, k = queries_and_keys(rope)
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    together = rope(q, k, positions)[1]
+    alone = [
+        rope(q[:, :, t : t + 1], k[:, :, t : t + 1], positions[t : t + 1])[1] for t in range(6)
+    ]
+    torch.testing.assert_close(torch.cat(alone, dim=2), together)
+
+
+def test_half_order_is_a_permutation_of_channels(method):
+    half, neighbours = make(method, channel_order="half"), make(method)
+    neighbours.load_state_dict(half.state_dict())
+    q, k = queries_and_keys(half)
+    order = torch.arange(half.method.head_dim).view(2, -1).mT.flatten()
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    got = half(q, k, positions)
+    expected = neighbours(q[..., order], k[..., order], positions)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a[..., order], b)
+
+
+def test_meta_construction_then_materialisation(method):
+    with torch.device("meta"):
+        rope = comrope.RotaryEmbedding(method, num_heads=2, head_dim=48, block_size=4)
+    assert all(p.is_meta for p in rope.parameters())
+    rope.to_empty(device="cpu")
+    torch.manual_seed(5)
+    rope.reset_parameters()
+    torch.manual_seed(5)
+    direct = comrope.RotaryEmbedding(method, num_heads=2, head_dim=48, block_size=4)
+    torch.testing.assert_close(rope.angle_matrices(), direct.angle_matrices(), rtol=0, atol=0)
+    q, k = torch.randn(1, 2, 3, 48), torch.randn(1, 2, 3, 48)
+    positions = torch.rand(3, 2)
+    torch.testing.assert_close(rope(q, k, positions), direct(q, k, positions), rtol=0, atol=0)
+
+
+def test_deepcopy_and_state_dict_round_trip(method):
+    rope = make(method)
+    q, k = queries_and_keys(rope)
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    expected = rope(q, k, positions)
+    fresh = make(method)
+    fresh.load_state_dict(rope.state_dict(), strict=True)
+    for twin in (copy.deepcopy(rope), fresh):
+        torch.testing.assert_close(twin(q, k, positions), expected, rtol=0, atol=0)
+
+
+def test_spectrum_rebuilds_the_angle_matrices(commuting):
+    for block_size in (2, 3, 8):
+        rope = make(commuting, block_size=block_size, num_axes=3)
+        basis, frequencies = rope.spectrum()
+        assert basis.shape == (2, 12, block_size, block_size)
+        assert frequencies.shape == (3, 2, 12, block_size // 2)
+        planes = torch.zeros(3, 2, 12, block_size, block_size, dtype=torch.float64)
+        for f in range(block_size // 2):
+            planes[..., 2 * f + 1, 2 * f] = frequencies[..., f]
+            planes[..., 2 * f, 2 * f + 1] = -frequencies[..., f]
+        torch.testing.assert_close(basis @ planes @ basis.mT, rope.angle_matrices())
+
+
+def test_no_angle_is_decayed(method):
+    rope = make(method)
+    assert rope.no_weight_decay() == set(dict(rope.named_parameters()))
+
+
+def test_frozen_angles_cost_no_gradient():
+    rope = make("comrope-ld", block_size=8).requires_grad_(False)
+    q, k = queries_and_keys(rope)
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    frozen = torch.autograd.grad(scores(rope, q, k, positions).tanh().sum(), (q, k))
+    rope.requires_grad_(True)
+    learned = torch.autograd.grad(scores(rope, q, k, positions).tanh().sum(), (q, k))
+    torch.testing.assert_close(frozen, learned)
+
+
+def test_vmap_over_inputs_is_a_loop(method):
+    rope = make(method, block_size=3)
+    q, k = (torch.stack(x) for x in zip(*(queries_and_keys(rope) for _ in range(3)), strict=True))
+    positions = torch.rand(3, 6, 2, dtype=torch.float64)
+    got = torch.func.vmap(rope)(q, k, positions)
+    for i in range(3):
+        expected = rope(q[i], k[i], positions[i])
+        torch.testing.assert_close((got[0][i], got[1][i]), expected)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_an_ensemble_through_functional_call_and_vmap(method):
+    """torch.func's own recipe: gradients of several models at once."""
+    ropes = [make(method, block_size=5) for _ in range(3)]
+    q, k = (x.detach() for x in queries_and_keys(ropes[0], groups=1))
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    parameters, _ = torch.func.stack_module_state(ropes)
+
+    def loss(state):
+        out = torch.func.functional_call(ropes[0], state, (q, k, positions))
+        return (out[0] @ out[1].mT).tanh().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(parameters)
+    for i, rope in enumerate(ropes):
+        state = dict(rope.named_parameters())
+        alone = torch.autograd.grad(loss(state), list(state.values()))
+        for name, value in zip(state, alone, strict=True):
+            torch.testing.assert_close(together[name][i], value)
