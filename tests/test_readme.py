@@ -1,0 +1,64 @@
+"""The README is true: its code runs, its table is that of the committed results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_code_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    scope = {}
+    exec(code, scope)
+    assert scope["out"].shape == (2, 12, 197, 64)
+
+
+def test_the_table_is_that_of_the_results_file():
+    path, table = re.search(
+        r"<!-- rotation: (\S+) -->\n(.*?)<!-- end -->", README, re.DOTALL
+    ).groups()
+    result = json.loads((ROOT / path).read_text())
+    assert load(ROOT / "benchmarks/rotation.py").markdown(result) in table
+    machine = result["machine"]
+    for fact in (machine["cpu"], f"torch {machine['torch'].split('+')[0]}", machine["date"]):
+        assert fact in table
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")))
+def test_local_links_lead_somewhere(document):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_benchmark_refuses_a_speed_when_parity_fails(monkeypatch, capsys):
+    rotation = load(ROOT / "benchmarks/rotation.py")
+    monkeypatch.setattr(rotation, "METHODS", ("comrope-ld",))
+    monkeypatch.setattr(rotation.Layer, "parity", lambda self, backend: float("nan"))
+    monkeypatch.setattr(sys, "argv", ["rotation.py", "--batch=1", "--tokens=2", "--heads=1"])
+    with pytest.raises(SystemExit, match="parity checks failed"):
+        rotation.main()
+    assert "no speed is reported" in capsys.readouterr().out
+
+
+def test_the_demo_ends_with_a_table_and_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, str(ROOT / "examples/demo.py"), "--out", str(tmp_path / "demo.png")]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "comrope-torus" in out
+    assert (tmp_path / "demo.png").stat().st_size > 50_000
