@@ -170,7 +170,7 @@ def markdown(result: dict[str, Any]) -> str:
         times, peak = row["milliseconds"], row["peak_mib"]
         lines.append(
             f"| `{row['method']}` | {row['positions']} | {times['reference']:.0f} ms "
-            f"| {times['spectral']:.0f} ms | {row['ratio']:.1f}× "
+            f"| {times['spectral']:.0f} ms | {row['ratio']:.1f}x "
             f"| {peak['reference']:.0f} → {peak['spectral']:.0f} MiB | {row['error']:.0e} |"
         )
     return "\n".join(lines)
