@@ -1,0 +1,96 @@
+"""What only a GPU can show: run with `python -m pytest -m gpu` on a machine that has one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import make, queries_and_keys, relative_error, scores_and_gradients
+
+import comrope
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def on_gpu(rope, *tensors, dtype=torch.float32):
+    rope.to("cuda", dtype)
+    return [t.detach().to("cuda", dtype).requires_grad_(t.requires_grad) for t in tensors]
+
+
+@pytest.mark.parametrize("init", ["normal", "zeros", "rope"])
+def test_float32_gradients_against_the_float64_reference(method, init):
+    rope = make(method, block_size=8, init=init)
+    q, k = queries_and_keys(rope, tokens=50)
+    positions = torch.rand(2, 50, 2, dtype=torch.float64)
+    expected = scores_and_gradients(rope, q, k, positions, "reference")
+    q, k, positions = on_gpu(rope, q, k, positions)
+    got = scores_and_gradients(rope, q, k, positions, "auto")
+    for name, value in expected.items():
+        if value.norm() > 1e-10:
+            assert relative_error(got[name].double().cpu(), value) < 1e-4, name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_phases_stay_float32(method, dtype):
+    """Under autocast and with TF32 allowed: bit for bit what float32 gives, rounded once."""
+    rope = make(method, block_size=8, dtype=torch.float32)
+    q, k = (x.detach().to(dtype).float() for x in queries_and_keys(rope))
+    q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
+    expected = rope(q, k, positions)
+    with torch.autocast("cuda", dtype=dtype):
+        full = rope(q, k, positions)
+        low = rope(q.to(dtype), k.to(dtype), positions)
+    for a, b, c in zip(full, low, expected, strict=True):
+        assert torch.equal(a, c)
+        assert b.dtype == dtype
+        assert torch.equal(b, c.to(dtype))
+
+
+def test_compiled_on_the_gpu(method):
+    torch._dynamo.reset()
+    rope = make(method, block_size=8, dtype=torch.float32)
+    compiled = torch.compile(rope, fullgraph=True)
+    for tokens in (8, 17, 33):
+        q, k = queries_and_keys(rope, tokens=tokens, groups=1)
+        q, k, positions = on_gpu(rope, q, k, torch.rand(tokens, 2))
+        outputs = []
+        for module in (rope, compiled):
+            a, b = module(q, k, positions)
+            loss = (a @ b.mT).tanh().sum()
+            outputs.append((a, b, *torch.autograd.grad(loss, [q, k, *rope.parameters()])))
+        torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["rope", "rope-mixed", "comrope-torus"])
+def test_nothing_waits_for_the_gpu(name):
+    rope = make(name, block_size=8, dtype=torch.float32)
+    q, k = queries_and_keys(rope)
+    q, k, positions = on_gpu(rope, q, k, torch.rand(6, 2))
+    rope(q, k, positions)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        a, b = rope(q, k, positions)
+        (a.sum() + b.square().sum()).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_noise_from_a_generator_is_the_same_on_every_device():
+    positions = comrope.grid((4, 4))
+    here, there = (
+        comrope.perturb(p, 0.25, 1.0, generator=torch.Generator().manual_seed(0))
+        for p in (positions, positions.cuda())
+    )
+    assert there.is_cuda
+    torch.testing.assert_close(here, there.cpu())
+
+
+def test_built_on_the_gpu(method):
+    rope = comrope.RotaryEmbedding(method, num_heads=2, head_dim=32, device="cuda")
+    q = torch.randn(1, 2, 4, 32, device="cuda")
+    positions = comrope.grid((2, 2), device="cuda")
+    assert rope(q, q, positions)[0].is_cuda
+    assert rope.angle_matrices().is_cuda
+    assert rope.rotation_matrices(positions).is_cuda
