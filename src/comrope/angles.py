@@ -22,7 +22,7 @@ from torch import Tensor
 
 from comrope.precision import no_autocast
 
-__all__ = ["Angles", "Free", "Line", "Torus", "plane_generators", "skew_spectrum"]
+__all__ = ["Angles", "Free", "Line", "Torus", "block_size_of", "plane_generators", "skew_spectrum"]
 
 
 class Torus(NamedTuple):
@@ -58,10 +58,6 @@ class Line(NamedTuple):
     skew: Tensor  # (H, m, b, b)
     direction: Tensor  # (N, H, m)
 
-    @property
-    def block_size(self) -> int:
-        return self.skew.shape[-1]
-
     def to(self, dtype: torch.dtype) -> Line:
         return Line(self.skew.to(dtype), self.direction.to(dtype))
 
@@ -80,10 +76,6 @@ class Free(NamedTuple):
 
     skew: Tensor  # (N, H, m, b, b)
 
-    @property
-    def block_size(self) -> int:
-        return self.skew.shape[-1]
-
     def to(self, dtype: torch.dtype) -> Free:
         return Free(self.skew.to(dtype))
 
@@ -101,6 +93,11 @@ class Free(NamedTuple):
 
 
 Angles: TypeAlias = Torus | Line | Free
+
+
+def block_size_of(angles: Angles) -> int:
+    """b. (A function and not a property: torch.compile of torch 2.6 cannot follow one here.)"""
+    return angles.block_size if isinstance(angles, Torus) else angles.skew.shape[-1]
 
 
 def plane_generators(frequencies: Tensor, block_size: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from comrope.angles import Angles, Free, Line
+from comrope.angles import Angles, Free, Line, block_size_of
 from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
 from comrope.ops.spectral import rotate_torus
@@ -43,7 +43,8 @@ def rotate(
     """
     chosen = choose_backend(angles, backend)
     dtype = compute_dtype(q, k, *(part for part in angles if isinstance(part, Tensor)))
-    q_blocks, k_blocks = (_to_blocks(x, k.shape[1], angles.block_size) for x in (q, k))
+    block_size = block_size_of(angles)
+    q_blocks, k_blocks = (_to_blocks(x, k.shape[1], block_size) for x in (q, k))
     positions, angles = positions.to(dtype), angles.to(dtype)
     with no_autocast(q.device):
         if chosen == "reference" or isinstance(angles, Free):
@@ -52,14 +53,9 @@ def rotate(
             out = rotate_line(q_blocks, k_blocks, positions, angles)
         else:
             out = rotate_torus(q_blocks, k_blocks, positions, angles)
-    return _from_blocks(out[0]).to(q.dtype), _from_blocks(out[1]).to(k.dtype)
+    return out[0].reshape(q.shape).to(q.dtype), out[1].reshape(k.shape).to(k.dtype)
 
 
 def _to_blocks(x: Tensor, heads: int, block_size: int) -> Tensor:
     """(B, H G, T, D) to (B, H, G, T, m, b)."""
     return x.unflatten(-1, (-1, block_size)).unflatten(1, (heads, -1))
-
-
-def _from_blocks(x: Tensor) -> Tensor:
-    """(B, H, G, T, m, b) to (B, H G, T, D)."""
-    return x.flatten(-2).flatten(1, 2)

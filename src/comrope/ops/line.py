@@ -36,7 +36,7 @@ __all__ = ["rotate_line"]
 
 def rotate_line(q: Tensor, k: Tensor, positions: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     """Rotate blocks q (B, H, G, T, m, b) and k (B, H, 1, T, m, b) at positions (..., T, N)."""
-    if line.block_size == 2:  # every 2x2 skew matrix is w J: nothing to decompose
+    if line.skew.shape[-1] == 2:  # every 2x2 skew matrix is w J: nothing to decompose
         frequencies = line.direction[..., None] * line.skew[..., 1, :1]
         return rotate_torus(q, k, positions, Torus(None, frequencies, 2))
     basis, frequencies = skew_spectrum(line.skew.detach())
@@ -62,7 +62,8 @@ class _RotateAlongLine(torch.autograd.Function):
         x: Tensor, scale: Tensor, skew: Tensor, basis: Tensor, frequencies: Tensor, angle: Tensor
     ) -> Any:
         wide = change_basis(x.to(basis.dtype), basis)
-        return rotate_planes(wide, angle.cos(), angle.sin()).to(x.dtype)
+        # A copy: of an output that is a view, torch.compile (2.11) silently loses the gradient.
+        return rotate_planes(wide, angle.cos(), angle.sin()).to(x.dtype, copy=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
