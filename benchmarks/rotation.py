@@ -181,13 +181,16 @@ def main() -> None:
     for name, default in (("batch", 8), ("tokens", 197), ("heads", 12), ("head-dim", 64),
                           ("block-size", 8), ("rounds", 7)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--at-least", type=float, default=5.0, help="fail below this ratio")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     parser.add_argument("--table", type=Path, help="print the table of this file and stop")
     args = parser.parse_args()
     if args.table:
         print(markdown(json.loads(args.table.read_text())))
         return
-    setting = {key: value for key, value in vars(args).items() if key not in ("out", "table")}
+    setting = {
+        key: value for key, value in vars(args).items() if key not in ("out", "table", "at_least")
+    }
     about = machine()
     print(f"{about['cpu']}, {about['threads']} threads, torch {about['torch']}, {about['date']}, "
           f"commit {about['commit']}\n{setting}\n")  # fmt: skip
@@ -199,6 +202,8 @@ def main() -> None:
         print(f"\nwritten to {args.out}")
     if any("ratio" not in row for row in rows):
         raise SystemExit("some parity checks failed")
+    if min(row["ratio"] for row in rows) < args.at_least:
+        raise SystemExit(f"some ratios are below {args.at_least}")
 
 
 if __name__ == "__main__":

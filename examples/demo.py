@@ -26,8 +26,8 @@ def build() -> dict[str, comrope.RotaryEmbedding]:
             num_heads=12,
             head_dim=64,
             block_size=8,
-            base=100.0,
-            position_scale=GRID if name == "rope" else 1.0,
+            base=100.0 if name == "rope" else None,
+            position_scale=GRID if name == "rope" else None,
         )
         for name in comrope.METHODS
     }

@@ -68,3 +68,9 @@ def test_every_embedding_of_a_model_is_found():
     layer = torch.nn.ModuleDict({"attention": make("comrope-ld"), "mlp": torch.nn.Linear(2, 2)})
     model = torch.nn.Sequential(layer, make("rope"))
     assert list(analysis.rotary_modules(model)) == ["0.attention", "1"]
+
+
+def test_offset_sensitivity_takes_any_positions():
+    rope = make("comrope-ld")
+    assert analysis.offset_sensitivity(rope, torch.rand(3, 4, 2, dtype=torch.float64), 1.0) < 1e-10
+    assert analysis.offset_sensitivity(rope, torch.arange(8).view(4, 2), 1) < 1e-3

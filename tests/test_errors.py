@@ -29,10 +29,14 @@ def build(method="comrope-ld", **changes):
         ({"method": "comrope-ap", "num_axes": 3}, "head_dim: .*multiple of num_axes 3.* = 4"),
         ({"method": "rope", "num_axes": 3}, "head_dim: method 'rope' .*multiple of num_axes 3"),
         ({"init": "rope", "num_axes": 3}, "head_dim: init 'rope' .*multiple of num_axes 3"),
-        ({"base": 0.0}, "base: expected a positive finite number, got 0.0"),
-        ({"position_scale": (1.0,)}, r"position_scale: expected one number or one per axis \(2\)"),
-        ({"position_scale": -1.0}, "position_scale: expected a positive finite number, got -1.0"),
-        ({"num_prefix_tokens": -1}, "num_prefix_tokens: expected 0 or more, got -1"),
+        ({"init": "rope", "base": 0.0}, "base: expected a positive finite number, got 0.0"),
+        ({"init": "rope", "base": "1"}, "base: expected a positive finite number, got '1'"),
+        ({"init": "rope", "position_scale": (1.0,)}, "position_scale: expected one number or 2, g"),
+        ({"init": "rope", "position_scale": -1.0}, "position_scale: expected a positive finite"),
+        ({"base": 100.0}, "base: expected None, since only method 'rope' and init 'rope' .* 100.0"),
+        ({"position_scale": 14.0}, "position_scale: expected None, since only .*, got 14.0"),
+        ({"num_prefix_tokens": -1}, "num_prefix_tokens: expected an integer of at least 0, got -1"),
+        ({"num_prefix_tokens": 1.0}, "num_prefix_tokens: expected an integer of at least 0"),
         (
             {"head_dim": 15, "block_size": 5, "channel_order": "half"},
             "head_dim: channel_order 'half' needs an even one, got 15",
@@ -46,7 +50,7 @@ def test_construction(changes, message):
 
 @pytest.mark.parametrize(("method", "option"), [("rope", "shared_theta"), ("comrope-ld", "thetas")])
 def test_unknown_options_are_refused(method, option):
-    with pytest.raises(TypeError, match=option):
+    with pytest.raises(TypeError, match=f"{option}: expected an option of method '{method}'"):
         build(method, **{option: True})
 
 
@@ -88,6 +92,23 @@ def test_calls(arguments, message):
 def test_positions_that_are_no_tensor():
     with pytest.raises(TypeError, match="positions: expected a tensor, got list"):
         call(positions=[[0.0, 0.0]] * 6)
+
+
+def test_queries_that_are_no_tensor():
+    with pytest.raises(TypeError, match="q: expected a tensor, got list"):
+        call(q=[1.0])
+
+
+def test_a_diverged_matrix_gives_nan_and_not_a_crash():
+    """As the other methods do, so that a loss scaler or a human sees it in the loss."""
+    for bad in (float("nan"), float("inf")):
+        rope = build()
+        with torch.no_grad():
+            rope.method.P[0, 0, 0, 1] = bad
+        q = rope(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), torch.rand(3, 2))[0]
+        assert q[0, 0, :, :4].isnan().all()
+        assert q[0, 0, :, 4:].isfinite().all()
+        assert q[0, 1].isfinite().all()
 
 
 def test_liere_says_why_it_has_no_spectrum():

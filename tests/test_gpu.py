@@ -34,7 +34,7 @@ def test_float32_gradients_against_the_float64_reference(method, init):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_phases_stay_float32(method, dtype):
-    """Under autocast and with TF32 allowed: bit for bit what float32 gives, rounded once."""
+    """Under autocast: bit for bit what float32 gives, rounded once."""
     rope = make(method, block_size=8, dtype=torch.float32)
     q, k = (x.detach().to(dtype).float() for x in queries_and_keys(rope))
     q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
@@ -46,6 +46,21 @@ def test_phases_stay_float32(method, dtype):
         assert torch.equal(a, c)
         assert b.dtype == dtype
         assert torch.equal(b, c.to(dtype))
+
+
+@pytest.mark.parametrize("name", ["rope", "rope-mixed"])
+def test_phases_never_run_in_tf32(name):
+    rope = make(name, block_size=8, dtype=torch.float32)
+    q, k = queries_and_keys(rope)
+    q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
+    expected = rope(q, k, positions)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        got = rope(q, k, positions)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
 
 
 def test_compiled_on_the_gpu(method):

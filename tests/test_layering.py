@@ -11,7 +11,7 @@ import comrope
 
 ROOT = Path(comrope.__file__).parent
 # In the order in which data goes: each room may import the rooms before it.
-ROOMS = ("precision", "angles", "methods", "positions", "ops", "rotary", "analysis")
+ROOMS = ("checks", "precision", "angles", "methods", "positions", "ops", "rotary", "analysis")
 STRANGERS = {("methods", "positions"), ("ops", "methods"), ("ops", "positions")}
 
 

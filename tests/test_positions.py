@@ -75,6 +75,14 @@ def test_noise_is_drawn_per_sample_or_for_all():
     assert torch.equal(comrope.perturb(positions, 0.25, 0.0), positions)
 
 
+def test_integer_coordinates_become_floating():
+    tokens = torch.arange(8).view(4, 2)
+    assert (comrope.with_class_token(tokens)[0] == 0.5).all()
+    torch.testing.assert_close(comrope.relative(tokens, (2.5, 4.0))[3], torch.tensor([2.4, 1.75]))
+    assert comrope.perturb(tokens, 1.0, 1.0).is_floating_point()
+    assert comrope.shift(tokens, 1.0).is_floating_point()
+
+
 def test_only_the_named_axes_are_perturbed():
     positions = comrope.grid((3, 4, 4))
     noise = comrope.perturb(positions, 0.25, 1.0, axes=(1, 2)) - positions
@@ -86,7 +94,9 @@ def test_shift_moves_all_tokens_of_a_sample_together():
     positions = comrope.grid((4, 4), dtype=torch.float64)
     moved = comrope.shift(positions, 2.0, batch_size=500) - positions
     torch.testing.assert_close(moved, moved[:, :1].expand_as(moved))
-    torch.testing.assert_close(moved[:, 0].std(), torch.tensor(2.0).double(), rtol=0.1, atol=0)
+    spread = moved[:, 0].std(dim=0)  # over samples, for each axis
+    torch.testing.assert_close(spread, torch.full((2,), 2.0).double(), rtol=0.1, atol=0)
+    assert (moved[:, 0, 0] - moved[:, 0, 1]).abs().min() > 0  # the axes move apart
     assert comrope.shift(positions, 2.0).shape == (16, 2)
 
 
@@ -104,22 +114,26 @@ def test_generators_make_noise_repeatable_and_leave_the_global_one_alone(noise):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: comrope.grid(()), "shape: expected at least one axis"),
-        (lambda: comrope.grid((2, -1)), r"shape: expected non-negative integers, got \(2, -1\)"),
-        (lambda: comrope.grid((2.0, 2)), "shape: expected non-negative integers"),
-        (lambda: comrope.grid((2, 2), scale=(1, 2, 3)), "scale: expected one number or 2, got 3"),
-        (lambda: comrope.grid((2, 2), scale=float("nan")), "scale: expected finite"),
-        (lambda: comrope.relative(torch.rand(3, 2), (4, 0)), "canvas: expected positive sizes"),
-        (lambda: comrope.perturb(torch.rand(3, 2), 0.1, -1), "intensity: expected a non-negative"),
-        (lambda: comrope.perturb(torch.rand(3, 2), -0.1, 1), "patch_size: expected no negative"),
-        (lambda: comrope.perturb(torch.rand(3, 2), (0.1,) * 3, 1), "patch_size: expected one"),
-        (lambda: comrope.perturb(torch.rand(3, 2), 0.1, 1, axes=(2,)), "axes: expected numbers"),
-        (lambda: comrope.perturb(torch.rand(2, 3, 2), 0.1, 1, batch_size=2), "batch_size: posit"),
-        (lambda: comrope.shift(torch.rand(3, 2), float("inf")), "std: expected a non-negative"),
-        (lambda: comrope.shift(torch.rand(3), 1.0), r"positions: expected shape \(T, N\) or"),
-        (lambda: comrope.shift(torch.tensor([[float("nan")]]), 1.0), "positions: expected finite"),
+        (lambda p: comrope.grid(()), "shape: expected at least one axis"),
+        (lambda p: comrope.grid((2, -1)), "shape: expected an integer of at least 0, got -1"),
+        (lambda p: comrope.grid((2.0, 2)), "shape: expected an integer of at least 0, got 2.0"),
+        (lambda p: comrope.grid((2, 2), scale=(1, 2, 3)), "scale: expected one number or 2, got 3"),
+        (lambda p: comrope.grid((2, 2), scale=float("nan")), "scale: expected a non-negative"),
+        (lambda p: comrope.relative(p, (4, 0)), "canvas: expected a positive finite number, got 0"),
+        (lambda p: comrope.relative(p, None), "canvas: expected a number or 2 of them, got None"),
+        (lambda p: comrope.with_class_token(p, count=-1), "count: expected an integer of at least"),
+        (lambda p: comrope.perturb(p, 0.1, -1), "intensity: expected a non-negative finite"),
+        (lambda p: comrope.perturb(p, 0.1, "1"), "intensity: expected a non-negative finite"),
+        (lambda p: comrope.perturb(p, -0.1, 1), "patch_size: expected a non-negative finite"),
+        (lambda p: comrope.perturb(p, (0.1,) * 3, 1), "patch_size: expected one number or 2"),
+        (lambda p: comrope.perturb(p, 0.1, 1, axes=(2,)), "axes: expected numbers from 0 to 1"),
+        (lambda p: comrope.perturb(p, 0.1, 1, batch_size=-1), "batch_size: expected an integer"),
+        (lambda p: comrope.perturb(p[None], 0.1, 1, batch_size=2), "batch_size: positions"),
+        (lambda p: comrope.shift(p, float("inf")), "std: expected a non-negative finite"),
+        (lambda p: comrope.shift(p[0], 1.0), r"positions: expected shape \(T, N\) or \(B, T, N\)"),
+        (lambda p: comrope.shift(p * float("nan"), 1.0), "positions: expected finite"),
     ],
 )
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        call(torch.rand(3, 2))

@@ -10,6 +10,7 @@ from helpers import make, queries_and_keys, relative_error
 
 import comrope
 from comrope.analysis import scores
+from comrope.angles import skew_spectrum
 
 LEARNED = tuple(name for name in comrope.METHODS if name != "rope")
 LOW = [torch.bfloat16, torch.float16]
@@ -86,6 +87,37 @@ def test_bfloat16_modules_keep_their_gradients(method):
         assert relative_error(a, p.grad) < 0.03
 
 
+def test_low_precision_modules_have_wide_angles(method):
+    rope = single(method, num_axes=1).bfloat16()
+    assert rope.angle_matrices().dtype == torch.float32
+    assert {part.dtype for part in rope.spectrum()} == {torch.float32}
+
+
+def test_the_widest_dtype_that_comes_in_is_computed_in(commuting):
+    """Positions in float64 keep their digits, also with float32 queries and parameters."""
+    rope = single(commuting)
+    q, k = (x.detach().float() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    near, far = scores(rope, q, k, positions), scores(rope, q, k, positions + 1e6)
+    assert relative_error(far, near) < 1e-5
+    rounded = scores(rope, q, k, (positions + 1e6).float())
+    assert relative_error(rounded, near) > 1e-3 or commuting == "rope"
+    assert rope(q, k, positions)[0].dtype == torch.float32
+    assert rope.rotation_matrices(positions).dtype == torch.float64
+
+
+def test_backward_under_autocast_keeps_its_precision():
+    rope = single("comrope-ld")
+    q, k = (x.detach().float().requires_grad_() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2)
+    inputs = [q, k, *rope.parameters()]
+    loss = sum(x.pow(3).mean() for x in rope(q, k, positions))
+    expected = torch.autograd.grad(loss, inputs, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = torch.autograd.grad(loss, inputs)
+    torch.testing.assert_close(got, expected)
+
+
 def test_strided_inputs(method):
     """Views of a packed qkv, as attention layers have them, and their gradients."""
     rope = make(method)
@@ -128,6 +160,13 @@ def test_positions_per_sample_are_each_samples_own(method):
         torch.testing.assert_close(together[1][i], alone[1][0])
 
 
+def test_a_batch_of_one_set_of_positions_serves_all(method):
+    rope = make(method)
+    q, k = queries_and_keys(rope)
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    torch.testing.assert_close(rope(q, k, positions[None]), rope(q, k, positions))
+
+
 def test_integer_positions(method):
     rope = make(method)
     q, k = queries_and_keys(rope)
@@ -146,6 +185,8 @@ def test_prefix_tokens_are_left_unrotated(method):
     torch.testing.assert_close(got[..., :2, :2], (q @ k.mT)[..., :2, :2])
     rotated = rope(q, k, positions, num_prefix_tokens=0)
     torch.testing.assert_close(got[..., 2:, 2:], (rotated[0] @ rotated[1].mT)[..., 2:, 2:])
+    rope.num_prefix_tokens = 0
+    torch.testing.assert_close(rotated, rope(q, k, positions))
 
 
 def test_tokens_can_come_one_at_a_time(method):
@@ -234,6 +275,15 @@ def test_vmap_over_inputs_is_a_loop(method):
     for i in range(3):
         expected = rope(q[i], k[i], positions[i])
         torch.testing.assert_close((got[0][i], got[1][i]), expected)
+
+
+def test_vmap_of_the_spectrum_over_any_dimension():
+    skew = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    skew = skew - skew.mT
+    expected = skew_spectrum(skew)
+    for dim in (0, 1):
+        got = torch.func.vmap(skew_spectrum, in_dims=dim, out_dims=dim)(skew)
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("method", LEARNED)

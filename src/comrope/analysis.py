@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.angles import skew_spectrum
-from comrope.precision import no_autocast, widen
+from comrope.precision import compute_dtype, no_autocast, widen
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [
@@ -76,9 +76,12 @@ def offset_sensitivity(
     relative. q and k default to random ones. ``offset`` is one number or one per axis.
     """
     method = rope.method
-    shape = (1, method.num_heads, positions.shape[-2], method.head_dim)
+    batch = positions.shape[0] if positions.ndim == 3 else 1
+    shape = (batch, method.num_heads, positions.shape[-2], method.head_dim)
+    device = positions.device if generator is None else generator.device
+    dtype = compute_dtype(positions)
     q, k = (
-        torch.randn(shape, generator=generator, dtype=positions.dtype).to(positions.device)
+        torch.randn(shape, generator=generator, device=device, dtype=dtype).to(positions.device)
         if x is None
         else x
         for x in (q, k)

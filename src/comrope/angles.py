@@ -115,11 +115,14 @@ def skew_spectrum(skew: Tensor) -> tuple[Tensor, Tensor]:
 
     Exact to rounding at repeated and at zero frequencies too. It has no gradient: Q is not a smooth
     function of ``skew`` there. An opaque op, so that no complex dtype enters a compiled graph.
+    A matrix that is not finite has NaN for a spectrum: a run that diverged shows it in its loss.
     """
     size = skew.shape[-1]
     planes = size // 2
+    finite = skew.isfinite().all(-1).all(-1)[..., None]
+    skew_or_zero = torch.where(finite[..., None], skew, 0.0)
     # float64: the matrices are few and small, and small frequencies beside large ones stay exact.
-    values, vectors = torch.linalg.eigh(1j * skew.double())
+    values, vectors = torch.linalg.eigh(1j * skew_or_zero.double())
     frequencies = values[..., size - planes :].flip(-1)
     vectors = vectors[..., size - planes :].flip(-1)
     # (i skew) v = w v makes sqrt(2) Re v, sqrt(2) Im v an orthonormal pair with the plane's
@@ -129,7 +132,8 @@ def skew_spectrum(skew: Tensor) -> tuple[Tensor, Tensor]:
     basis, triangle = torch.linalg.qr(pairs, mode="complete")
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
     signs = torch.nn.functional.pad(signs, (0, size - 2 * planes), value=1.0)
-    basis = basis * signs[..., None, :]
+    basis = torch.where(finite[..., None], basis * signs[..., None, :], torch.nan)
+    frequencies = torch.where(finite, frequencies, torch.nan)
     return basis.to(skew.dtype).contiguous(), frequencies.to(skew.dtype).contiguous()
 
 

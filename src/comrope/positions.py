@@ -5,11 +5,12 @@ Positions are (T, N), shared by a batch, or (B, T, N), one set a sample.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from comrope import checks
 
 __all__ = ["check_positions", "grid", "perturb", "relative", "shift", "with_class_token"]
 
@@ -27,13 +28,10 @@ def grid(
     (j + 1/2) / X. ``scale=shape`` counts in patches; ``scale=`` the grid of the training resolution
     counts in the patches seen in training, whatever the shape is now.
     """
-    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"shape: expected non-negative integers, got {shape!r}")
+    sizes = tuple(checks.integer("shape", size, 0) for size in shape)
     if not sizes:
         raise ValueError("shape: expected at least one axis, got none")
-    scales = _per_axis("scale", scale, len(sizes))
+    scales = checks.per_axis("scale", scale, len(sizes))
     axes = [
         (torch.arange(size, device=device, dtype=dtype or torch.get_default_dtype()) + 0.5)
         * (extent / max(size, 1))
@@ -44,10 +42,8 @@ def grid(
 
 def relative(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
     """Relative scaling (Sec. 3.4): raw coordinates (..., N) on a canvas of this size, x_i / X_i."""
-    check_positions("coordinates", coordinates)
-    sizes = _per_axis("canvas", canvas, coordinates.shape[-1])
-    if min(sizes) <= 0:
-        raise ValueError(f"canvas: expected positive sizes, got {tuple(canvas)!r}")
+    coordinates = _floating("coordinates", coordinates)
+    sizes = checks.per_axis("canvas", canvas, coordinates.shape[-1], positive=True)
     return coordinates / _like(sizes, coordinates)
 
 
@@ -58,11 +54,12 @@ def with_class_token(
 
     Apply it after ``perturb`` and before ``shift``: the class token has no patch to move in, and an
     offset of the image takes it along. (Left unrotated instead, it would be at a fixed place that
-    an offset moves the image away from.)
+    an offset moves the image away from.) For ``grid(..., scale=s)`` the centre is s / 2.
     """
-    check_positions("positions", positions)
-    place = _like(_per_axis("center", center, positions.shape[-1]), positions)
-    return torch.cat((place.expand(*positions.shape[:-2], count, -1), positions), dim=-2)
+    positions = _floating("positions", positions)
+    place = _like(checks.per_axis("center", center, positions.shape[-1]), positions)
+    place = place.expand(*positions.shape[:-2], checks.integer("count", count, 0), -1)
+    return torch.cat((place, positions), dim=-2)
 
 
 def perturb(
@@ -81,15 +78,13 @@ def perturb(
     (B, T, N); without it there is one draw for all. ``axes`` names the axes to perturb, all by
     default.
     """
-    check_positions("positions", positions)
+    positions = _floating("positions", positions)
     num_axes = positions.shape[-1]
-    patch = _per_axis("patch_size", patch_size, num_axes)
-    if min(patch) < 0:
-        raise ValueError(f"patch_size: expected no negative number, got {patch_size!r}")
-    _check_spread("intensity", intensity)
-    chosen = range(num_axes) if axes is None else axes
+    patch = checks.per_axis("patch_size", patch_size, num_axes)
+    intensity = checks.real("intensity", intensity)
+    chosen = range(num_axes) if axes is None else tuple(axes)
     for axis in chosen:
-        if not 0 <= axis < num_axes:
+        if axis not in range(num_axes):
             raise ValueError(f"axes: expected numbers from 0 to {num_axes - 1}, got {axis!r}")
     reach = _like([size if i in chosen else 0.0 for i, size in enumerate(patch)], positions)
     positions = _per_sample(positions, batch_size)
@@ -108,9 +103,8 @@ def shift(
 
     Positions (B, T, N), or shared ones with ``batch_size``, get an offset for each sample.
     """
-    check_positions("positions", positions)
-    _check_spread("std", std)
-    positions = _per_sample(positions, batch_size)
+    std = checks.real("std", std)
+    positions = _per_sample(_floating("positions", positions), batch_size)
     offsets = (*positions.shape[:-2], 1, positions.shape[-1])
     return positions + std * _randn(offsets, positions, generator)
 
@@ -139,23 +133,16 @@ def check_positions(label: str, positions: Tensor) -> None:
         raise ValueError(f"{label}: expected finite numbers, got NaN or infinity among them")
 
 
-def _per_axis(label: str, value: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
-    values = (value,) * num_axes if isinstance(value, (int, float)) else tuple(value)
-    if len(values) != num_axes:
-        raise ValueError(f"{label}: expected one number or {num_axes}, got {len(values)}")
-    if not all(math.isfinite(v) for v in values):
-        raise ValueError(f"{label}: expected finite numbers, got {value!r}")
-    return values
-
-
-def _check_spread(label: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{label}: expected a non-negative finite number, got {value!r}")
+def _floating(label: str, positions: Tensor) -> Tensor:
+    """Checked, and integers made floating: coordinates are halved and moved by fractions."""
+    check_positions(label, positions)
+    return positions if positions.is_floating_point() else positions.to(torch.get_default_dtype())
 
 
 def _per_sample(positions: Tensor, batch_size: int | None) -> Tensor:
     if batch_size is None:
         return positions
+    checks.integer("batch_size", batch_size, 0)
     if positions.ndim != 2:
         raise ValueError(
             f"batch_size: positions {tuple(positions.shape)} are per sample already; "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from comrope import ops
+from comrope import checks, ops
 from comrope.methods import create_method
 from comrope.positions import check_positions
 from comrope.precision import compute_dtype, no_autocast
@@ -28,9 +29,10 @@ class RotaryEmbedding(nn.Module):
         block_size: Size of the rotated blocks, a divisor of ``head_dim``.
         init: ``"normal"``, the method's ordinary start; ``"zeros"``, no rotation at all, so
             standard attention; ``"rope"``, vanilla RoPE.
-        base: Vanilla RoPE's base, for method ``"rope"`` and ``init="rope"``.
-        position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis. For
-            positions in [0, 1] the grid size of the training resolution makes them patch units.
+        base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and ``init="rope"``.
+        position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
+            default. They are made for positions that count patches: for positions in [0, 1] give
+            the grid of the training resolution.
         channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
             channel c and c + head_dim / 2, as in Hugging Face's language models.
         num_prefix_tokens: Leading tokens that are left unrotated.
@@ -47,8 +49,8 @@ class RotaryEmbedding(nn.Module):
         num_axes: int = 2,
         block_size: int = 8,
         init: str = "normal",
-        base: float = 10000.0,
-        position_scale: float | tuple[float, ...] = 1.0,
+        base: float | None = None,
+        position_scale: float | Sequence[float] | None = None,
         channel_order: str = "interleaved",
         num_prefix_tokens: int = 0,
         backend: str = "auto",
@@ -68,18 +70,12 @@ class RotaryEmbedding(nn.Module):
             position_scale=position_scale,
             device=device,
             dtype=dtype,
-            **options,
+            options=options,
         )
-        if channel_order not in CHANNEL_ORDERS:
-            raise ValueError(
-                f"channel_order: expected one of {', '.join(CHANNEL_ORDERS)}, got {channel_order!r}"
-            )
+        self.channel_order = checks.one_of("channel_order", channel_order, CHANNEL_ORDERS)
         if channel_order == "half" and head_dim % 2:
             raise ValueError(f"head_dim: channel_order 'half' needs an even one, got {head_dim}")
-        if num_prefix_tokens < 0:
-            raise ValueError(f"num_prefix_tokens: expected 0 or more, got {num_prefix_tokens}")
-        self.channel_order = channel_order
-        self.num_prefix_tokens = num_prefix_tokens
+        self.num_prefix_tokens = checks.integer("num_prefix_tokens", num_prefix_tokens, 0)
         self.backend = backend
         with torch.no_grad():
             ops.choose_backend(self.method.angles(), backend)
@@ -95,6 +91,9 @@ class RotaryEmbedding(nn.Module):
             positions: (T, N), shared by the batch, or (B, T, N). Rows of prefix tokens may be left
                 out; they are not used.
             num_prefix_tokens: Overrides the module's own number for this call.
+
+        Computed in the widest dtype that comes in, at least float32. The results are kept for the
+        backward pass of ``comrope-ap`` and ``comrope-ld``: do not change them in place.
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         self._check(q, k, positions, prefix)
@@ -138,11 +137,16 @@ class RotaryEmbedding(nn.Module):
         return {name for name, _ in self.named_parameters()}
 
     def extra_repr(self) -> str:
-        return f"channel_order={self.channel_order!r}, backend={self.backend!r}"
+        return (
+            f"channel_order={self.channel_order!r}, num_prefix_tokens={self.num_prefix_tokens}, "
+            f"backend={self.backend!r}"
+        )
 
     def _check(self, q: Tensor, k: Tensor, positions: Tensor, prefix: int) -> None:
         heads, dim = self.method.num_heads, self.method.head_dim
         for label, x in (("q", q), ("k", k)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{label}: expected a tensor, got {type(x).__name__}")
             if x.ndim != 4:
                 raise ValueError(f"{label}: expected shape (B, H, T, D), got {tuple(x.shape)}")
             if not x.dtype.is_floating_point:
@@ -160,7 +164,7 @@ class RotaryEmbedding(nn.Module):
                 f"k: expected the batch and length of q {tuple(q.shape)}, got {tuple(k.shape)}"
             )
         tokens = q.shape[2]
-        if not 0 <= prefix <= tokens:
+        if not isinstance(prefix, int) or not 0 <= prefix <= tokens:
             raise ValueError(
                 f"num_prefix_tokens: expected 0 to {tokens}, the tokens of q, got {prefix}"
             )
@@ -171,7 +175,7 @@ class RotaryEmbedding(nn.Module):
             wanted = f"{tokens} rows, one a token" if not prefix else f"{tokens - prefix} rows"
             after = f" after {prefix} prefix tokens" if prefix else ""
             raise ValueError(f"positions: expected {wanted}{after}, got {rows}")
-        if positions.ndim == 3 and positions.shape[0] != q.shape[0]:
+        if positions.ndim == 3 and positions.shape[0] not in (1, q.shape[0]):
             raise ValueError(
                 f"positions: expected the batch size of q, {q.shape[0]}, got {positions.shape[0]}"
             )

@@ -34,6 +34,25 @@ def test_parameter_counts_are_those_of_the_paper(b, n):
     assert counts["comrope-torus"] == n * d / 2 + (d * b if b > 2 else 0)
 
 
+def test_normal_starts_have_the_spread_they_claim():
+    sizes = {"num_heads": 200, "block_size": 8, "head_dim": 96}
+    ap, ld, liere, mixed, torus = (make(name, **sizes).method for name in
+        ("comrope-ap", "comrope-ld", "liere", "rope-mixed", "comrope-torus"))  # fmt: skip
+    for tensor, std in (
+        (ap.P, 1.0),
+        (ld.P, 1.0),
+        (ld.theta, 1.0),
+        (liere.P, 1.0),
+        (mixed.frequencies, 2**0.5),
+        (torus.frequencies, 14**0.5),
+    ):
+        assert tensor.std().item() == pytest.approx(std, rel=0.05)
+        assert abs(tensor.mean().item()) < 0.05 * std
+    # The torus has the second moment that LD's frequencies have.
+    found = make("comrope-ld", **sizes).spectrum()[1].square().mean().item()
+    assert found == pytest.approx(14.0, rel=0.1)
+
+
 def test_theta_can_be_shared_by_the_heads():
     rope = make("comrope-ld", num_heads=3, shared_theta=True)
     assert rope.method.theta.shape == (2, 1, 12)

@@ -12,15 +12,15 @@ SIZES = [(b, n) for b in (2, 3, 4, 8, 16) for n in (1, 2, 3, 4)]
 FROM_MATRICES = ("comrope-ap", "comrope-ld")
 
 
-def assert_parity(rope, tokens: int = 6, per_sample: bool = False) -> None:
-    q, k = queries_and_keys(rope, tokens)
-    shape = (tokens, rope.method.num_axes)
-    positions = torch.randn(2, *shape) if per_sample else torch.randn(shape)
-    positions = positions.double().requires_grad_()
+def assert_parity(rope, positions=None, scores_within: float = 1e-12) -> None:
+    if positions is None:
+        positions = torch.randn(6, rope.method.num_axes, dtype=torch.float64)
+    q, k = queries_and_keys(rope)
+    positions.requires_grad_()
     expected = scores_and_gradients(rope, q, k, positions, "reference")
     got = scores_and_gradients(rope, q, k, positions, "spectral")
     for name, value in expected.items():
-        limit = 1e-12 if name == "scores" else 1e-9
+        limit = scores_within if name == "scores" else 1e-9
         assert relative_error(got[name], value) <= limit, name
 
 
@@ -31,7 +31,14 @@ def test_every_size_and_start(commuting, block_size, num_axes, init):
 
 
 def test_positions_per_sample(commuting):
-    assert_parity(make(commuting, num_axes=3), per_sample=True)
+    assert_parity(make(commuting, num_axes=3), torch.randn(2, 6, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 1e3])
+def test_positions_of_any_scale(commuting, spread):
+    """Angles of a thousand turns lose digits in both paths alike."""
+    positions = spread * torch.randn(6, 2, dtype=torch.float64)
+    assert_parity(make(commuting, block_size=8), positions, scores_within=1e-10)
 
 
 @pytest.mark.parametrize("block_size", [3, 4, 8, 16])
@@ -95,6 +102,45 @@ def test_gradients_in_float32_at_nearly_repeated_frequencies():
         got = scores_and_gradients(rope, *narrow, positions.float(), "spectral")
         for name, value in expected.items():
             assert relative_error(got[name].double(), value) <= 1e-4, (name, exponent)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("outlier", "gap"), [(1e3, 1e-4), (1e4, 1e-5), (1e6, 1e-7), (1e6, 1e-10)])
+def test_a_far_token_that_takes_no_part_changes_nothing(outlier, gap, dtype, limit):
+    """Padding far away, masked out of the loss, just after a start at zero."""
+    rope = make("comrope-ld", num_axes=1, block_size=8)
+    set_frequencies(rope, gap * torch.arange(1.0, 5.0))
+    q, k = (x.detach() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 1, dtype=torch.float64)
+    positions[0] = outlier
+
+    def gradient(backend, dtype):
+        rope.to(dtype).backend = backend
+        value = scores(rope, q.to(dtype), k.to(dtype), positions.to(dtype))[..., 1:, 1:]
+        return torch.autograd.grad(value.tanh().sum(), rope.method.P)[0].double()
+
+    expected = gradient("reference", torch.float64)
+    assert relative_error(gradient("spectral", dtype), expected) < limit
+
+
+def test_second_derivatives_through_torch_func():
+    """Both ways to a Hessian say no, rather than give a wrong one; the reference gives it."""
+    rope = make("comrope-ld", num_heads=1, head_dim=4)
+    q, k = (x.detach() for x in queries_and_keys(rope, tokens=2, batch=1, groups=1))
+    positions = torch.rand(2, 2, dtype=torch.float64)
+
+    def loss(matrix):
+        out = torch.func.functional_call(rope, {"method.P": matrix}, (q, k, positions))
+        return (out[0] @ out[1].mT).tanh().sum()
+
+    matrix = rope.method.P.detach()
+    with pytest.raises(RuntimeError, match=r"no second derivative.*backend='reference'"):
+        torch.func.jacrev(torch.func.jacrev(loss))(matrix)
+    with pytest.raises(NotImplementedError, match="jvp"):  # torch's own words on forward mode
+        torch.func.hessian(loss)(matrix)
+    rope.backend = "reference"
+    backward_twice = torch.func.jacrev(torch.func.jacrev(loss))(matrix)
+    torch.testing.assert_close(torch.func.hessian(loss)(matrix), backward_twice)
 
 
 def test_no_matrix_per_token_is_formed():

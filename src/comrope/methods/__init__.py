@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from comrope import checks
 from comrope.methods.base import INITS, Method
 from comrope.methods.comrope_ap import ComRoPEAP
 from comrope.methods.comrope_ld import ComRoPELD
@@ -20,8 +22,11 @@ _CLASSES: dict[str, type[Method]] = {
 METHODS: tuple[str, ...] = tuple(_CLASSES)
 
 
-def create_method(name: str, **options: Any) -> Method:
-    """The position encoding called ``name``, one of ``METHODS``."""
-    if name not in _CLASSES:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
-    return _CLASSES[name](**options)
+def create_method(name: str, *, options: Mapping[str, Any] | None = None, **sizes: Any) -> Method:
+    """The position encoding called ``name``, one of ``METHODS``, with what it alone takes."""
+    cls = _CLASSES[checks.one_of("method", name, METHODS)]
+    for option in options or {}:
+        if option not in cls.options:
+            known = ", ".join(cls.options) or "none"
+            raise TypeError(f"{option}: expected an option of method {name!r} ({known})")
+    return cls(**sizes, **(options or {}))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from comrope.angles import Angles
+from comrope import checks
+from comrope.angles import Angles, plane_generators
 
 __all__ = ["INITS", "Method", "axis_of_block", "rope_frequencies", "skew_part"]
 
@@ -21,6 +22,7 @@ class Method(nn.Module):
     """
 
     name: str
+    options: tuple[str, ...] = ()  # what this method alone takes
     axis_partitioned = False  # each block turns with one axis, so the axes must share the blocks
 
     def __init__(
@@ -31,29 +33,20 @@ class Method(nn.Module):
         num_axes: int = 2,
         block_size: int = 8,
         init: str = "normal",
-        base: float = 10000.0,
-        position_scale: float | Sequence[float] = 1.0,
+        base: float | None = None,
+        position_scale: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        for label, value, least in (
-            ("num_heads", num_heads, 1),
-            ("head_dim", head_dim, 2),
-            ("num_axes", num_axes, 1),
-            ("block_size", block_size, 2),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{label}: expected an integer of at least {least}, got {value!r}")
+        self.num_heads = checks.integer("num_heads", num_heads, 1)
+        self.head_dim = checks.integer("head_dim", head_dim, 2)
+        self.num_axes = checks.integer("num_axes", num_axes, 1)
+        self.block_size = checks.integer("block_size", block_size, 2)
+        self.init = checks.one_of("init", init, INITS)
         if head_dim % block_size:
             raise ValueError(
                 f"block_size: expected a divisor of head_dim {head_dim}, got {block_size}"
             )
-        if init not in INITS:
-            raise ValueError(f"init: expected one of {', '.join(INITS)}, got {init!r}")
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.num_axes, self.block_size = num_axes, block_size
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
-        self.init, self.base = init, _positive("base", base)
-        self.position_scale = _per_axis(position_scale, num_axes)
         if (self.axis_partitioned or init == "rope") and self.num_blocks % num_axes:
             reason = f"method {self.name!r}" if self.axis_partitioned else "init 'rope'"
             raise ValueError(
@@ -61,6 +54,17 @@ class Method(nn.Module):
                 f"block_size must be a multiple of num_axes {num_axes}; got {head_dim} / "
                 f"{block_size} = {self.num_blocks}"
             )
+        self.is_rope = self.name == "rope" or init == "rope"
+        if not self.is_rope:
+            for label, value in (("base", base), ("position_scale", position_scale)):
+                if value is not None:
+                    raise ValueError(
+                        f"{label}: expected None, since only method 'rope' and init 'rope' have "
+                        f"vanilla RoPE's frequencies, got {value!r}"
+                    )
+        self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
+        scale = 1.0 if position_scale is None else position_scale
+        self.position_scale = checks.per_axis("position_scale", scale, num_axes, positive=True)
 
     def angles(self) -> Angles:
         """The angle matrices in the form that this method has them, in float32 or wider."""
@@ -81,10 +85,15 @@ class Method(nn.Module):
             device=like.device,
         )
 
+    def rope_generators(self, like: Tensor) -> Tensor:
+        """P (N, m, b, b) with P - P^T the angle matrices of vanilla RoPE."""
+        return 0.5 * plane_generators(self.rope_frequencies(like), self.block_size)
+
     def extra_repr(self) -> str:
         return (
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_axes={self.num_axes}, "
             f"block_size={self.block_size}, init={self.init!r}"
+            + (f", base={self.base}, position_scale={self.position_scale}" if self.is_rope else "")
         )
 
 
@@ -124,22 +133,3 @@ def rope_frequencies(
     for axis in range(num_axes):
         frequencies[axis, axis::num_axes] = one_axis * position_scale[axis]
     return frequencies
-
-
-def _positive(label: str, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{label}: expected a positive finite number, got {value!r}")
-    return float(value)
-
-
-def _per_axis(position_scale: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
-    scales = (
-        (position_scale,) * num_axes
-        if isinstance(position_scale, (int, float))
-        else tuple(position_scale)
-    )
-    if len(scales) != num_axes:
-        raise ValueError(
-            f"position_scale: expected one number or one per axis ({num_axes}), got {len(scales)}"
-        )
-    return tuple(_positive("position_scale", scale) for scale in scales)

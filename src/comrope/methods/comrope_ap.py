@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comrope.angles import Line, plane_generators
+from comrope.angles import Line
 from comrope.methods.base import Method, axis_of_block, skew_part
 from comrope.precision import widen
 
@@ -39,8 +39,7 @@ class ComRoPEAP(Method):
         elif self.init == "zeros":
             self.P.zero_()
         else:
-            frequencies = self.rope_frequencies(self.P).sum(0)
-            self.P.copy_(0.5 * plane_generators(frequencies, self.block_size))
+            self.P.copy_(self.rope_generators(self.P).sum(0))
 
     def angles(self) -> Line:
         skew = skew_part(widen(self.P))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comrope.angles import Line, plane_generators
+from comrope.angles import Line
 from comrope.methods.base import Method, axis_of_block, skew_part
 from comrope.precision import widen
 
@@ -21,6 +21,7 @@ class ComRoPELD(Method):
     """
 
     name = "comrope-ld"
+    options = ("shared_theta",)
 
     def __init__(
         self,
@@ -41,8 +42,7 @@ class ComRoPELD(Method):
     def reset_parameters(self) -> None:
         """``zeros`` is P = 0 alone: with theta = 0 as well, neither would get a gradient."""
         if self.init == "rope":
-            frequencies = self.rope_frequencies(self.P).sum(0)
-            self.P.copy_(0.5 * plane_generators(frequencies, self.block_size))
+            self.P.copy_(self.rope_generators(self.P).sum(0))
             self.theta.copy_(axis_of_block(self.num_axes, self.num_blocks, self.P.device)[:, None])
             return
         if self.init == "normal":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comrope.angles import Free, Line, plane_generators
+from comrope.angles import Free, Line
 from comrope.methods.base import Method, skew_part
 from comrope.precision import widen
 
@@ -38,8 +38,7 @@ class LieRE(Method):
         elif self.init == "zeros":
             self.P.zero_()
         else:
-            frequencies = self.rope_frequencies(self.P)
-            self.P.copy_(0.5 * plane_generators(frequencies, self.block_size)[:, None])
+            self.P.copy_(self.rope_generators(self.P)[:, None])
 
     def angles(self) -> Free | Line:
         skew = skew_part(widen(self.P))

@@ -14,7 +14,12 @@ __all__ = ["RoPE"]
 
 
 class RoPE(Method):
-    """No parameters. ``init="zeros"`` switches the rotation off; both others mean vanilla RoPE."""
+    """No parameters. ``init="zeros"`` switches the rotation off; both others mean vanilla RoPE.
+
+    Frequencies are made for positions that count tokens or patches. For positions in [0, 1] give
+    the grid of the training resolution as ``position_scale``; without it the whole image spans
+    less than one radian, and this baseline is weak.
+    """
 
     name = "rope"
     axis_partitioned = True
@@ -29,14 +34,14 @@ class RoPE(Method):
         super().__init__(**sizes)
         # Frequencies are worked out where they are used: a buffer would be rounded by .to(bfloat16)
         # and lost by to_empty(). This empty one only remembers where the module lives.
-        self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
-        self.like: torch.Tensor
+        self.register_buffer("anchor", torch.empty(0, device=device, dtype=dtype), persistent=False)
+        self.anchor: torch.Tensor
 
     def reset_parameters(self) -> None:
         """Nothing to fill."""
 
     def angles(self) -> Torus:
-        frequencies = self.rope_frequencies(self.like).to(compute_dtype(self.like))
+        frequencies = self.rope_frequencies(self.anchor).to(compute_dtype(self.anchor))
         if self.init == "zeros":
             frequencies = torch.zeros_like(frequencies)
         frequencies = frequencies[:, None].expand(-1, self.num_heads, -1, -1)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from comrope.angles import Angles, Free, Line, block_size_of
+from comrope import checks
+from comrope.angles import Angles, Free, Line, Torus, block_size_of
 from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
 from comrope.ops.spectral import rotate_torus
@@ -19,15 +20,14 @@ BACKENDS = ("auto", "reference", "spectral")
 
 def choose_backend(angles: Angles, backend: str = "auto") -> Literal["reference", "spectral"]:
     """The backend that ``rotate`` will use for these angles."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    checks.one_of("backend", backend, BACKENDS)
     if backend == "reference":
         return "reference"
     if isinstance(angles, Free):
         if backend == "spectral":
             raise ValueError(
-                "backend: 'spectral' needs angle matrices that commute, and those of 'liere' on "
-                "more than one axis do not; expected 'auto' or 'reference'"
+                "backend: 'spectral' needs angle matrices that commute, and LieRE's on more than "
+                "one axis do not; expected 'auto' or 'reference'"
             )
         return "reference"
     return "spectral"
@@ -38,21 +38,21 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Rotate q (B, H G, T, D) and k (B, H, T, D) at positions (T, N) or (B, T, N).
 
-    The scores of the result are those of R(x) q . R(y) k. Computed in float32 or wider, returned
-    in the dtypes of q and k.
+    The scores of the result are those of R(x) q . R(y) k. Computed in the widest dtype that comes
+    in, at least float32, and returned in the dtypes of q and k.
     """
     chosen = choose_backend(angles, backend)
-    dtype = compute_dtype(q, k, *(part for part in angles if isinstance(part, Tensor)))
+    dtype = compute_dtype(q, k, positions, *(part for part in angles if isinstance(part, Tensor)))
     block_size = block_size_of(angles)
     q_blocks, k_blocks = (_to_blocks(x, k.shape[1], block_size) for x in (q, k))
     positions, angles = positions.to(dtype), angles.to(dtype)
     with no_autocast(q.device):
-        if chosen == "reference" or isinstance(angles, Free):
-            out = rotate_reference(q_blocks, k_blocks, positions, angles.matrices())
-        elif isinstance(angles, Line):
+        if chosen == "spectral" and isinstance(angles, Torus):
+            out = rotate_torus(q_blocks, k_blocks, positions, angles)
+        elif chosen == "spectral" and isinstance(angles, Line):
             out = rotate_line(q_blocks, k_blocks, positions, angles)
         else:
-            out = rotate_torus(q_blocks, k_blocks, positions, angles)
+            out = rotate_reference(q_blocks, k_blocks, positions, angles.matrices())
     return out[0].reshape(q.shape).to(q.dtype), out[1].reshape(k.shape).to(k.dtype)
 
 

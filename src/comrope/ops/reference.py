@@ -11,13 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from comrope.ops.spectral import sum_over_axes
+
 __all__ = ["rotate_reference", "rotation_matrices"]
 
 
 def rotation_matrices(matrices: Tensor, positions: Tensor) -> Tensor:
     """R(x) = exp(sum_i x_i A_i): A (N, H, m, b, b), x (..., T, N) to R (..., T, H, m, b, b)."""
-    exponents = torch.einsum("...tn,nhmij->...thmij", positions, matrices)
-    return torch.matrix_exp(exponents)
+    return torch.matrix_exp(sum_over_axes(positions[..., None, None, None, None, :], matrices))
 
 
 def rotate_reference(

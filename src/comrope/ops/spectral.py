@@ -14,22 +14,25 @@ from torch import Tensor
 
 from comrope.angles import Torus
 
-__all__ = ["change_basis", "phases", "rotate_planes", "rotate_torus"]
+__all__ = ["change_basis", "phases", "rotate_planes", "rotate_torus", "sum_over_axes"]
+
+
+def sum_over_axes(x: Tensor, w: Tensor) -> Tensor:
+    """sum_i x_i w_i for x (..., N) and w (N, ...), which broadcast.
+
+    Axis by axis, not as a matrix product: those may run in TF32, where angles would lose all but
+    ten bits.
+    """
+    total = x[..., 0] * w[0]
+    for axis in range(1, w.shape[0]):
+        total = total + x[..., axis] * w[axis]
+    return total
 
 
 def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """phi = sum_i w_i x_i: x (T, N) or (B, T, N), w (N, H, m, f) to (1 or B, H, 1, T, m, f).
-
-    Summed axis by axis, not as a matrix product: those may run in TF32, where phases would lose
-    all but ten bits.
-    """
+    """phi = sum_i w_i x_i: x (T, N) or (B, T, N), w (N, H, m, f) to (1 or B, H, 1, T, m, f)."""
     x = positions if positions.ndim == 3 else positions[None]
-    x = x[:, None, None, :, None, None, :]  # (1 or B, 1, 1, T, 1, 1, N)
-    w = frequencies[:, :, None, None]  # (N, H, 1, 1, m, f)
-    total = x[..., 0] * w[0]
-    for axis in range(1, frequencies.shape[0]):
-        total = total + x[..., axis] * w[axis]
-    return total
+    return sum_over_axes(x[:, None, None, :, None, None, :], frequencies[:, :, None, None])
 
 
 def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

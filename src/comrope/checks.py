@@ -1,0 +1,45 @@
+"""Errors that name the argument, what came and what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+__all__ = ["integer", "one_of", "per_axis", "real"]
+
+
+def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
+    """``value`` if it is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{label}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def integer(label: str, value: Any, least: int) -> int:
+    """``value`` as an int, if it is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{label}: expected an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def real(label: str, value: Any, *, positive: bool = False) -> float:
+    """``value`` as a float, if it is finite and not negative, or above zero if ``positive``."""
+    wanted = "a positive" if positive else "a non-negative"
+    number = float(value) if isinstance(value, Real) else math.nan
+    if not 0 <= number < math.inf or (positive and number == 0):
+        raise ValueError(f"{label}: expected {wanted} finite number, got {value!r}")
+    return number
+
+
+def per_axis(label: str, value: Any, num_axes: int, *, positive: bool = False) -> tuple[float, ...]:
+    """One number for every axis, from one for all or a sequence of as many."""
+    if isinstance(value, Real):
+        value = (value,) * num_axes
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        raise ValueError(f"{label}: expected a number or {num_axes} of them, got {value!r}")
+    values = tuple(value)
+    if len(values) != num_axes:
+        raise ValueError(f"{label}: expected one number or {num_axes}, got {len(values)}")
+    return tuple(real(label, v, positive=positive) for v in values)
