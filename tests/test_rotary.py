@@ -252,6 +252,23 @@ def test_spectrum_rebuilds_the_angle_matrices(commuting):
         torch.testing.assert_close(basis @ planes @ basis.mT, rope.angle_matrices())
 
 
+@pytest.mark.parametrize("block_size", [2, 3, 8])
+def test_the_result_is_what_the_spectrum_says(commuting, block_size):
+    """q' = Rot(phi) Q^T q, written out: what folding Q into the projections relies on."""
+    rope = make(commuting, block_size=block_size)
+    q, k = queries_and_keys(rope, groups=1)
+    positions = torch.rand(6, 2, dtype=torch.float64)
+    basis, frequencies = rope.spectrum()
+    inner = torch.einsum("hmij,bhtmi->bhtmj", basis, q.unflatten(-1, (12, block_size)))
+    phase = torch.einsum("tn,nhmf->htmf", positions, frequencies)
+    expected = inner.clone()
+    for f in range(block_size // 2):
+        a, b, angle = inner[..., 2 * f], inner[..., 2 * f + 1], phase[..., f]
+        expected[..., 2 * f] = a * angle.cos() - b * angle.sin()
+        expected[..., 2 * f + 1] = a * angle.sin() + b * angle.cos()
+    torch.testing.assert_close(rope(q, k, positions)[0], expected.flatten(-2))
+
+
 def test_no_angle_is_decayed(method):
     rope = make(method)
     assert rope.no_weight_decay() == set(dict(rope.named_parameters()))

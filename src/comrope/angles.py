@@ -65,8 +65,14 @@ class Line(NamedTuple):
         """The angle matrices (N, H, m, b, b)."""
         return self.direction[..., None, None] * self.skew
 
+    def plane(self) -> Torus:
+        """For b = 2, where every skew-symmetric matrix is w J already."""
+        return Torus(None, self.direction[..., None] * self.skew[..., 1, :1], 2)
+
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Basis (H, m, b, b) and frequencies (N, H, m, f), both cut off from the gradient."""
+        """Basis (H, m, b, b) and frequencies (N, H, m, f), for b > 2 without gradient."""
+        if self.skew.shape[-1] == 2:
+            return self.plane().spectrum()
         basis, frequencies = skew_spectrum(self.skew.detach())
         return basis, self.direction.detach()[..., None] * frequencies
 

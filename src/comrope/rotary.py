@@ -123,8 +123,9 @@ class RotaryEmbedding(nn.Module):
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Basis Q (H, m, b, b) and frequencies w (N, H, m, b // 2), A_i = Q diag_k(w_ik J) Q^T.
 
-        For ``comrope-ap`` and ``comrope-ld`` without gradient: where frequencies repeat, a basis
-        has none. An error for ``liere`` on more than one axis, which has no common basis.
+        The spectral backend returns q' = diag_k(Rot(sum_i w_ik x_i)) Q^T q, block by block. For
+        ``comrope-ap`` and ``comrope-ld`` with b > 2 without gradient: where frequencies repeat, a
+        basis has none. An error for ``liere`` on more than one axis: it has no common basis.
         """
         return self.method.angles().spectrum()
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from comrope.angles import Line, Torus, skew_spectrum
+from comrope.angles import Line, skew_spectrum
 from comrope.ops.spectral import change_basis, phases, rotate_planes, rotate_torus
 from comrope.precision import no_autocast
 
@@ -36,9 +36,8 @@ __all__ = ["rotate_line"]
 
 def rotate_line(q: Tensor, k: Tensor, positions: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     """Rotate blocks q (B, H, G, T, m, b) and k (B, H, 1, T, m, b) at positions (..., T, N)."""
-    if line.skew.shape[-1] == 2:  # every 2x2 skew matrix is w J: nothing to decompose
-        frequencies = line.direction[..., None] * line.skew[..., 1, :1]
-        return rotate_torus(q, k, positions, Torus(None, frequencies, 2))
+    if line.skew.shape[-1] == 2:
+        return rotate_torus(q, k, positions, line.plane())
     basis, frequencies = skew_spectrum(line.skew.detach())
     scale = phases(positions, line.direction[..., None])[..., 0]  # (1 or B, H, 1, T, m)
     with torch.no_grad():  # from positions and frequencies at once: one rounding less than via s
