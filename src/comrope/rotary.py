@@ -34,7 +34,8 @@ class RotaryEmbedding(nn.Module):
             default. They are made for positions that count patches: for positions in [0, 1] give
             the grid of the training resolution.
         channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
-            channel c and c + head_dim / 2, as in Hugging Face's language models.
+            channel c and c + head_dim / 2, as in Hugging Face's language models. Angle and
+            rotation matrices always speak of the interleaved order.
         num_prefix_tokens: Leading tokens that are left unrotated.
         backend: ``"auto"``, ``"spectral"`` or ``"reference"``.
         options: What the method alone takes, such as ``shared_theta`` of ``"comrope-ld"``.
@@ -70,7 +71,7 @@ class RotaryEmbedding(nn.Module):
             position_scale=position_scale,
             device=device,
             dtype=dtype,
-            options=options,
+            **options,
         )
         self.channel_order = checks.one_of("channel_order", channel_order, CHANNEL_ORDERS)
         if channel_order == "half" and head_dim % 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from comrope import checks
@@ -22,11 +21,6 @@ _CLASSES: dict[str, type[Method]] = {
 METHODS: tuple[str, ...] = tuple(_CLASSES)
 
 
-def create_method(name: str, *, options: Mapping[str, Any] | None = None, **sizes: Any) -> Method:
-    """The position encoding called ``name``, one of ``METHODS``, with what it alone takes."""
-    cls = _CLASSES[checks.one_of("method", name, METHODS)]
-    for option in options or {}:
-        if option not in cls.options:
-            known = ", ".join(cls.options) or "none"
-            raise TypeError(f"{option}: expected an option of method {name!r} ({known})")
-    return cls(**sizes, **(options or {}))
+def create_method(name: str, **options: Any) -> Method:
+    """The position encoding called ``name``, one of ``METHODS``."""
+    return _CLASSES[checks.one_of("method", name, METHODS)](**options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,12 @@ INITS = ("normal", "zeros", "rope")
 class Method(nn.Module):
     """A position encoding: parameters, and the angle matrices (N, H, m, b, b) they stand for.
 
-    Subclasses fill their parameters in ``reset_parameters`` and say in ``angles`` what they mean.
+    Subclasses name their parameters in ``shapes``, fill them in ``reset_parameters`` and say in
+    ``angles`` what they mean.
     """
 
     name: str
-    options: tuple[str, ...] = ()  # what this method alone takes
+    options: ClassVar[dict[str, Any]] = {}  # what this method alone takes, with its defaults
     axis_partitioned = False  # each block turns with one axis, so the axes must share the blocks
 
     def __init__(
@@ -35,8 +37,16 @@ class Method(nn.Module):
         init: str = "normal",
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
+        for option in options:
+            if option not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise TypeError(f"{option}: expected an option of method {self.name!r} ({known})")
+        self.settings = {**self.options, **options}
         self.num_heads = checks.integer("num_heads", num_heads, 1)
         self.head_dim = checks.integer("head_dim", head_dim, 2)
         self.num_axes = checks.integer("num_axes", num_axes, 1)
@@ -65,6 +75,14 @@ class Method(nn.Module):
         self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
         self.position_scale = checks.per_axis("position_scale", scale, num_axes, positive=True)
+        for name, shape in self.shapes().items():
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+        self.reset_parameters()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The parameters: their names and shapes."""
+        raise NotImplementedError
 
     def angles(self) -> Angles:
         """The angle matrices in the form that this method has them, in float32 or wider."""

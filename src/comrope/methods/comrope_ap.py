@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -19,18 +17,10 @@ class ComRoPEAP(Method):
 
     name = "comrope-ap"
     axis_partitioned = True
+    P: nn.Parameter
 
-    def __init__(
-        self,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **sizes: Any,
-    ) -> None:
-        super().__init__(**sizes)
-        shape = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
-        self.P = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"P": (self.num_heads, self.num_blocks, self.block_size, self.block_size)}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,22 +21,16 @@ class ComRoPELD(Method):
     """
 
     name = "comrope-ld"
-    options = ("shared_theta",)
+    options: ClassVar = {"shared_theta": False}
+    P: nn.Parameter
+    theta: nn.Parameter
 
-    def __init__(
-        self,
-        *,
-        shared_theta: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **sizes: Any,
-    ) -> None:
-        super().__init__(**sizes)
-        shape = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
-        theta_shape = (self.num_axes, 1 if shared_theta else self.num_heads, self.num_blocks)
-        self.P = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.theta = nn.Parameter(torch.empty(theta_shape, device=device, dtype=dtype))
-        self.reset_parameters()
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        theta_heads = 1 if self.settings["shared_theta"] else self.num_heads
+        return {
+            "P": (self.num_heads, self.num_blocks, self.block_size, self.block_size),
+            "theta": (self.num_axes, theta_heads, self.num_blocks),
+        }
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -6,8 +6,6 @@ necessary and sufficient condition that the paper lists as missing.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -25,24 +23,15 @@ class ComRoPETorus(Method):
     """
 
     name = "comrope-torus"
+    P: nn.Parameter
+    frequencies: nn.Parameter
 
-    def __init__(
-        self,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **sizes: Any,
-    ) -> None:
-        super().__init__(**sizes)
-        shape = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        basis = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
         planes = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
-        self.P = (
-            nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            if self.block_size > 2
-            else None
+        return (
+            {"frequencies": planes} if self.block_size == 2 else {"P": basis, "frequencies": planes}
         )
-        self.frequencies = nn.Parameter(torch.empty(planes, device=device, dtype=dtype))
-        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -50,7 +39,7 @@ class ComRoPETorus(Method):
 
         ``normal`` gives the frequencies the second moment that they have in ComRoPE-LD.
         """
-        if self.P is not None:
+        if self.block_size > 2:
             self.P.zero_()
         if self.init == "normal":
             self.frequencies.normal_(std=(2 * (self.block_size - 1)) ** 0.5)
@@ -60,7 +49,7 @@ class ComRoPETorus(Method):
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
 
     def angles(self) -> Torus:
-        basis = None if self.P is None else cayley(skew_part(widen(self.P)))
+        basis = None if self.block_size == 2 else cayley(skew_part(widen(self.P)))
         return Torus(basis, widen(self.frequencies), self.block_size)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -18,18 +16,11 @@ class LieRE(Method):
     """Parameters: ``P`` (N, H, m, b, b), A_i = P_i - P_i^T. On one axis it commutes trivially."""
 
     name = "liere"
+    P: nn.Parameter
 
-    def __init__(
-        self,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **sizes: Any,
-    ) -> None:
-        super().__init__(**sizes)
-        shape = (self.num_axes, self.num_heads, self.num_blocks, self.block_size, self.block_size)
-        self.P = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        block = (self.block_size, self.block_size)
+        return {"P": (self.num_axes, self.num_heads, self.num_blocks, *block)}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from comrope.angles import Torus
 from comrope.methods.base import Method
@@ -24,6 +25,8 @@ class RoPE(Method):
     name = "rope"
     axis_partitioned = True
 
+    anchor: Tensor
+
     def __init__(
         self,
         *,
@@ -35,7 +38,9 @@ class RoPE(Method):
         # Frequencies are worked out where they are used: a buffer would be rounded by .to(bfloat16)
         # and lost by to_empty(). This empty one only remembers where the module lives.
         self.register_buffer("anchor", torch.empty(0, device=device, dtype=dtype), persistent=False)
-        self.anchor: torch.Tensor
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
 
     def reset_parameters(self) -> None:
         """Nothing to fill."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -18,18 +16,11 @@ class RoPEMixed(Method):
     """Parameters: ``frequencies`` (N, H, m, f). The block size only groups the 2x2 rotations."""
 
     name = "rope-mixed"
+    frequencies: nn.Parameter
 
-    def __init__(
-        self,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **sizes: Any,
-    ) -> None:
-        super().__init__(**sizes)
-        shape = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
-        self.frequencies = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.reset_parameters()
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        planes = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
+        return {"frequencies": planes}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
