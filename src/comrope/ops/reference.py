@@ -18,7 +18,9 @@ __all__ = ["rotate_reference", "rotation_matrices"]
 
 def rotation_matrices(matrices: Tensor, positions: Tensor) -> Tensor:
     """R(x) = exp(sum_i x_i A_i): A (N, H, m, b, b), x (..., T, N) to R (..., T, H, m, b, b)."""
-    return torch.matrix_exp(sum_over_axes(positions[..., None, None, None, None, :], matrices))
+    exponents = sum_over_axes(positions[..., None, None, None, None, :], matrices)
+    # As one batch of matrices: matrix_exp cannot view every layout that a compiler may choose.
+    return torch.matrix_exp(exponents.flatten(0, -3)).reshape(exponents.shape)
 
 
 def rotate_reference(
