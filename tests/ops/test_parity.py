@@ -57,6 +57,15 @@ def test_nearly_repeated_frequencies(name, gap):
     assert_parity(rope)
 
 
+@pytest.mark.parametrize(("spread", "gap"), [(1e3, 1e-6), (1e4, 1e-7), (1e-4, 1e-1)])
+@pytest.mark.parametrize("name", FROM_MATRICES)
+def test_what_is_nearly_repeated_depends_on_how_far_positions_reach(name, spread, gap):
+    rope = make(name, block_size=8)
+    set_frequencies(rope, 1e-3 + gap * torch.tensor([0.0, 1.0, 2.5, 4.0], dtype=torch.float64))
+    positions = spread * torch.randn(6, 2, dtype=torch.float64)
+    assert_parity(rope, positions, scores_within=1e-10)
+
+
 @pytest.mark.parametrize("size", [0.0, *(10.0**-e for e in range(1, 20, 3))])
 @pytest.mark.parametrize("name", FROM_MATRICES)
 def test_vanishing_beside_ordinary_frequencies(name, size):
