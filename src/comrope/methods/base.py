@@ -42,39 +42,16 @@ class Method(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        for option in options:
-            if option not in self.options:
-                known = ", ".join(self.options) or "none"
-                raise TypeError(f"{option}: expected an option of method {self.name!r} ({known})")
-        self.settings = {**self.options, **options}
+        self.settings = {**self.options, **self._known(options)}
         self.num_heads = checks.integer("num_heads", num_heads, 1)
         self.head_dim = checks.integer("head_dim", head_dim, 2)
         self.num_axes = checks.integer("num_axes", num_axes, 1)
         self.block_size = checks.integer("block_size", block_size, 2)
         self.init = checks.one_of("init", init, INITS)
-        if head_dim % block_size:
-            raise ValueError(
-                f"block_size: expected a divisor of head_dim {head_dim}, got {block_size}"
-            )
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
-        if (self.axis_partitioned or init == "rope") and self.num_blocks % num_axes:
-            reason = f"method {self.name!r}" if self.axis_partitioned else "init 'rope'"
-            raise ValueError(
-                f"head_dim: {reason} shares the blocks of a head out to the axes, so head_dim / "
-                f"block_size must be a multiple of num_axes {num_axes}; got {head_dim} / "
-                f"{block_size} = {self.num_blocks}"
-            )
-        self.is_rope = self.name == "rope" or init == "rope"
-        if not self.is_rope:
-            for label, value in (("base", base), ("position_scale", position_scale)):
-                if value is not None:
-                    raise ValueError(
-                        f"{label}: expected None, since only method 'rope' and init 'rope' have "
-                        f"vanilla RoPE's frequencies, got {value!r}"
-                    )
-        self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
-        scale = 1.0 if position_scale is None else position_scale
-        self.position_scale = checks.per_axis("position_scale", scale, num_axes, positive=True)
+        self.is_vanilla = self.name == "rope" or init == "rope"
+        self._check_blocks()
+        self._set_vanilla(base, position_scale)
         for name, shape in self.shapes().items():
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
@@ -108,11 +85,43 @@ class Method(nn.Module):
         return 0.5 * plane_generators(self.rope_frequencies(like), self.block_size)
 
     def extra_repr(self) -> str:
+        vanilla = f", base={self.base}, position_scale={self.position_scale}"
         return (
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_axes={self.num_axes}, "
-            f"block_size={self.block_size}, init={self.init!r}"
-            + (f", base={self.base}, position_scale={self.position_scale}" if self.is_rope else "")
+            f"block_size={self.block_size}, init={self.init!r}{vanilla if self.is_vanilla else ''}"
         )
+
+    def _known(self, options: dict[str, Any]) -> dict[str, Any]:
+        for option in options:
+            if option not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise TypeError(f"{option}: expected an option of method {self.name!r} ({known})")
+        return options
+
+    def _check_blocks(self) -> None:
+        dim, size, axes = self.head_dim, self.block_size, self.num_axes
+        if dim % size:
+            raise ValueError(f"block_size: expected a divisor of head_dim {dim}, got {size}")
+        if (self.axis_partitioned or self.is_vanilla) and self.num_blocks % axes:
+            reason = f"method {self.name!r}" if self.axis_partitioned else "init 'rope'"
+            raise ValueError(
+                f"head_dim: {reason} shares the blocks of a head out to the axes, so head_dim / "
+                f"block_size must be a multiple of num_axes {axes}; got {dim} / {size} = "
+                f"{self.num_blocks}"
+            )
+
+    def _set_vanilla(
+        self, base: float | None, position_scale: float | Sequence[float] | None
+    ) -> None:
+        for label, value in (("base", base), ("position_scale", position_scale)):
+            if value is not None and not self.is_vanilla:
+                raise ValueError(
+                    f"{label}: expected None, since only method 'rope' and init 'rope' have "
+                    f"vanilla RoPE's frequencies, got {value!r}"
+                )
+        self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
+        scale = 1.0 if position_scale is None else position_scale
+        self.position_scale = checks.per_axis("position_scale", scale, self.num_axes, positive=True)
 
 
 def skew_part(matrix: Tensor) -> Tensor:
