@@ -74,3 +74,20 @@ def test_offset_sensitivity_takes_any_positions():
     rope = make("comrope-ld")
     assert analysis.offset_sensitivity(rope, torch.rand(3, 4, 2, dtype=torch.float64), 1.0) < 1e-10
     assert analysis.offset_sensitivity(rope, torch.arange(8).view(4, 2), 1) < 1e-3
+
+
+def test_plain_numbers_do_for_places_and_offsets():
+    rope, positions = make("liere"), comrope.grid((3, 3), dtype=torch.float64)
+    seen = analysis.similarity_map(rope, positions, (0.5, 0.5))
+    torch.testing.assert_close(seen, analysis.similarity_map(rope, positions, positions[4]))
+    q, k = (torch.randn(1, 2, 9, 48, dtype=torch.float64) for _ in "qk")
+    moves = [
+        analysis.offset_sensitivity(rope, positions, offset, q=q, k=k)
+        for offset in ((0.1, 0.2), torch.tensor([0.1, 0.2]).double())
+    ]
+    assert moves[0] == pytest.approx(moves[1], rel=1e-6)
+
+
+def test_a_model_is_not_an_embedding():
+    with pytest.raises(TypeError, match=r"expected a RotaryEmbedding, got Linear; rotary_modules"):
+        analysis.commutator_norms(torch.nn.Linear(2, 2))

@@ -115,6 +115,7 @@ def test_generators_make_noise_repeatable_and_leave_the_global_one_alone(noise):
     ("call", "message"),
     [
         (lambda p: comrope.grid(()), "shape: expected at least one axis"),
+        (lambda p: comrope.grid(7), r"shape: expected one size per axis, such as \(7,\), got 7"),
         (lambda p: comrope.grid((2, -1)), "shape: expected an integer of at least 0, got -1"),
         (lambda p: comrope.grid((2.0, 2)), "shape: expected an integer of at least 0, got 2.0"),
         (lambda p: comrope.grid((2, 2), scale=(1, 2, 3)), "scale: expected one number or 2, got 3"),

@@ -4,6 +4,8 @@ what has it learned. Each takes a ``RotaryEmbedding``, trained or not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -35,9 +37,10 @@ def rotary_modules(model: nn.Module) -> dict[str, RotaryEmbedding]:
 def commutator_norms(rope: RotaryEmbedding) -> Tensor:
     """||A_i A_j - A_j A_i|| / (||A_i|| ||A_j||) for all pairs of axes and every block.
 
-    (N, N, H, m): zero to rounding means that the encoding is relative (the paper's Theorem 1), and
-    random matrices give about one half. Zero where an angle matrix is zero.
+    (N, N, H, m): zero to rounding (1e-7 in float32) means that the encoding is relative (the
+    paper's Theorem 1); random matrices give about one half. Zero where an angle matrix is zero.
     """
+    _check(rope)
     a = rope.angle_matrices().double()
     products = a[:, None] @ a[None]
     norms = torch.linalg.matrix_norm(a)
@@ -48,7 +51,11 @@ def commutator_norms(rope: RotaryEmbedding) -> Tensor:
 
 @torch.no_grad()
 def rope_equation_error(rope: RotaryEmbedding, x: Tensor, y: Tensor) -> Tensor:
-    """||R(x)^T R(y) - R(y - x)|| for positions x, y (T, N): (T, H, m), the RoPE equation's gap."""
+    """||R(x)^T R(y) - R(y - x)|| for positions x, y (T, N): (T, H, m), the RoPE equation's gap.
+
+    For positions in [0, 1] and float32, about 1e-5 if the encoding is relative.
+    """
+    _check(rope)
     left = rope.rotation_matrices(x).mT @ rope.rotation_matrices(y)
     return torch.linalg.matrix_norm(left - rope.rotation_matrices(y - x))
 
@@ -64,7 +71,7 @@ def scores(rope: RotaryEmbedding, q: Tensor, k: Tensor, positions: Tensor) -> Te
 def offset_sensitivity(
     rope: RotaryEmbedding,
     positions: Tensor,
-    offset: float | Tensor,
+    offset: float | Sequence[float] | Tensor,
     *,
     q: Tensor | None = None,
     k: Tensor | None = None,
@@ -72,9 +79,12 @@ def offset_sensitivity(
 ) -> float:
     """How far scores move when every position moves by one ``offset``, in units of their spread.
 
-    The largest change over the standard deviation of the scores; 0 for an encoding that is
-    relative. q and k default to random ones. ``offset`` is one number or one per axis.
+    The largest change over the standard deviation of the scores. Of a relative encoding rounding is
+    left: in float32 about 1e-5 for an offset of 1, and in proportion below 1e-3 for 100. Unrotated
+    prefix tokens do not move with the rest, so they count as a change. q and k default to random
+    ones. ``offset`` is one number or one per axis.
     """
+    _check(rope)
     method = rope.method
     batch = positions.shape[0] if positions.ndim == 3 else 1
     shape = (batch, method.num_heads, positions.shape[-2], method.head_dim)
@@ -87,7 +97,7 @@ def offset_sensitivity(
         for x in (q, k)
     )
     before = scores(rope, q, k, positions)
-    after = scores(rope, q, k, positions + offset)
+    after = scores(rope, q, k, positions + torch.as_tensor(offset).to(positions.device, dtype))
     return float((after - before).abs().max() / before.std())
 
 
@@ -95,19 +105,33 @@ def offset_sensitivity(
 def axis_frequencies(rope: RotaryEmbedding) -> Tensor:
     """The frequencies that each axis has on its own, |w| (N, H, m, b // 2), descending.
 
-    Unlike ``rope.spectrum()`` it needs no common basis, so it serves LieRE too.
+    Unlike ``rope.spectrum()`` it needs no common basis, so it serves LieRE too; being sorted axis
+    by axis, entry k of two axes need not be the same plane.
     """
+    _check(rope)
     return skew_spectrum(rope.angle_matrices().detach())[1]
 
 
 @torch.no_grad()
-def similarity_map(rope: RotaryEmbedding, positions: Tensor, origin: Tensor) -> Tensor:
+def similarity_map(
+    rope: RotaryEmbedding, positions: Tensor, origin: Sequence[float] | Tensor
+) -> Tensor:
     """How alike a vector looks at ``origin`` (N,) and at every position (T, N): (H, T), at most 1.
 
     The expectation of v . R(origin)^T R(x) v / |v|^2 over random v, that is the mean of cos(phase)
     over the planes of a head: what attention prefers before it has learned any content.
     """
-    rotations = rope.rotation_matrices(torch.cat((origin.reshape(1, -1), positions)))
+    _check(rope)
+    place = torch.as_tensor(origin).to(positions).reshape(1, -1)
+    rotations = rope.rotation_matrices(torch.cat((place, positions)))
     relative = rotations[0].mT @ rotations[1:]  # (T, H, m, b, b)
     trace = relative.diagonal(dim1=-2, dim2=-1).sum((-2, -1))
     return trace.mT / rope.method.head_dim
+
+
+def _check(rope: RotaryEmbedding) -> None:
+    if not isinstance(rope, RotaryEmbedding):
+        raise TypeError(
+            f"rope: expected a RotaryEmbedding, got {type(rope).__name__}; rotary_modules(model) "
+            "finds those inside a model"
+        )

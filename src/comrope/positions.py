@@ -5,7 +5,7 @@ Positions are (T, N), shared by a batch, or (B, T, N), one set a sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ def grid(
     (j + 1/2) / X. ``scale=shape`` counts in patches; ``scale=`` the grid of the training resolution
     counts in the patches seen in training, whatever the shape is now.
     """
+    if not isinstance(shape, Iterable):
+        raise ValueError(f"shape: expected one size per axis, such as ({shape!r},), got {shape!r}")
     sizes = tuple(checks.integer("shape", size, 0) for size in shape)
     if not sizes:
         raise ValueError("shape: expected at least one axis, got none")
@@ -120,6 +122,7 @@ def check_positions(label: str, positions: Tensor) -> None:
     if positions.ndim not in (2, 3):
         raise ValueError(
             f"{label}: expected shape (T, N) or (B, T, N), got {tuple(positions.shape)}"
+            + ("; for one axis use [:, None]" if positions.ndim == 1 else "")
         )
     if positions.dtype.is_complex or positions.dtype == torch.bool:
         raise ValueError(f"{label}: expected real numbers, got {positions.dtype}")

@@ -27,8 +27,9 @@ class RotaryEmbedding(nn.Module):
         head_dim: Channels a head.
         num_axes: Coordinates a position.
         block_size: Size of the rotated blocks, a divisor of ``head_dim``.
-        init: ``"normal"``, the method's ordinary start; ``"zeros"``, no rotation at all, so
-            standard attention; ``"rope"``, vanilla RoPE.
+        init: ``"normal"``, the method's ordinary start, random with frequencies of about 1.4
+            (blocks of two) to 5.5 (sixteen) radians per unit, so for positions in about [0, 1];
+            ``"zeros"``, no rotation at all, so standard attention; ``"rope"``, vanilla RoPE.
         base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and ``init="rope"``.
         position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
             default. They are made for positions that count patches: for positions in [0, 1] give
@@ -38,7 +39,10 @@ class RotaryEmbedding(nn.Module):
             rotation matrices always speak of the interleaved order.
         num_prefix_tokens: Leading tokens that are left unrotated.
         backend: ``"auto"``, ``"spectral"`` or ``"reference"``.
-        options: What the method alone takes, such as ``shared_theta`` of ``"comrope-ld"``.
+        options: What the method alone takes: ``shared_theta`` of ``"comrope-ld"``.
+
+    Casting the module to bfloat16 or float16 rounds its learned angles as it rounds weights, which
+    long ranges of positions notice; under autocast they stay as they are.
     """
 
     def __init__(
@@ -85,6 +89,11 @@ class RotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, positions: Tensor, *, num_prefix_tokens: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Rotated q and k, whose scores equal those of R(x) q . R(y) k.
+
+        Scores between outputs of this module mean something, single outputs do not: a change of
+        basis that cancels in the scores is left in them (see ``spectrum``), in those of prefix
+        tokens too. So do not mix them with keys that did not pass through here, or with a cache
+        from another backend or from before a weight update.
 
         Args:
             q: Queries (B, H, T, D).
@@ -157,7 +166,8 @@ class RotaryEmbedding(nn.Module):
                 raise ValueError(f"{label}: expected head_dim {dim}, got {x.shape[-1]}")
         if k.shape[1] != heads:
             raise ValueError(
-                f"k: expected num_heads {heads} heads (those of the keys), got {k.shape[1]}"
+                f"k: expected num_heads {heads} heads (those of the keys) in shape (B, H, T, D), "
+                f"got {k.shape[1]}"
             )
         if q.shape[1] == 0 or q.shape[1] % heads:
             raise ValueError(f"q: expected a multiple of {heads} heads, got {q.shape[1]}")
@@ -176,7 +186,10 @@ class RotaryEmbedding(nn.Module):
         if rows != tokens and rows != tokens - prefix:
             wanted = f"{tokens} rows, one a token" if not prefix else f"{tokens - prefix} rows"
             after = f" after {prefix} prefix tokens" if prefix else ""
-            raise ValueError(f"positions: expected {wanted}{after}, got {rows}")
+            hint = (
+                " (class token? see with_class_token, num_prefix_tokens)" if rows < tokens else ""
+            )
+            raise ValueError(f"positions: expected {wanted}{after}, got {rows}{hint}")
         if positions.ndim == 3 and positions.shape[0] not in (1, q.shape[0]):
             raise ValueError(
                 f"positions: expected the batch size of q, {q.shape[0]}, got {positions.shape[0]}"

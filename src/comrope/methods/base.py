@@ -117,7 +117,8 @@ class Method(nn.Module):
             if value is not None and not self.is_vanilla:
                 raise ValueError(
                     f"{label}: expected None, since only method 'rope' and init 'rope' have "
-                    f"vanilla RoPE's frequencies, got {value!r}"
+                    f"vanilla RoPE's frequencies, got {value!r}; other starts want positions in "
+                    "about [0, 1] (comrope.grid, comrope.relative)"
                 )
         self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
