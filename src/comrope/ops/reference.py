@@ -28,8 +28,8 @@ def rotate_reference(
 ) -> tuple[Tensor, Tensor]:
     """R(x) q and R(x) k for blocks q (B, H, G, T, m, b), k (B, H, 1, T, m, b), x (..., T, N)."""
     rotations = rotation_matrices(matrices, positions)
-    if rotations.ndim == 5:
-        rotations = rotations[None]
-    rotations = rotations.movedim(2, 1)[:, :, None]  # (1 or B, H, 1, T, m, b, b)
+    # Shared positions: one matrix for a whole batch of vectors, never a copy of it per sample.
+    each = "thmij" if rotations.ndim == 5 else "bthmij"
     q, k = q.to(rotations.dtype), k.to(rotations.dtype)
-    return (rotations @ q[..., None])[..., 0], (rotations @ k[..., None])[..., 0]
+    q = torch.einsum(f"{each},bhgtmj->bhgtmi", rotations, q)
+    return q, torch.einsum(f"{each},bhgtmj->bhgtmi", rotations, k)
