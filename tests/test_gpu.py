@@ -102,6 +102,18 @@ def test_noise_from_a_generator_is_the_same_on_every_device():
     torch.testing.assert_close(here, there.cpu())
 
 
+def test_millions_of_exponentials():
+    """LieRE with positions per sample, as in training a ViT-B: more than torch takes at once."""
+    rope = comrope.RotaryEmbedding("liere", num_heads=12, head_dim=64, device="cuda")
+    q = torch.randn(128, 12, 197, 64, device="cuda", requires_grad=True)
+    positions = torch.rand(128, 197, 2, device="cuda")
+    out = rope(q, q, positions)[0]
+    out.square().sum().backward()
+    torch.testing.assert_close(q.grad, 2 * q, rtol=1e-3, atol=1e-3)  # rotations keep lengths
+    few = rope(q[-1:], q[-1:], positions[-1:])[0]
+    torch.testing.assert_close(out[-1:], few, rtol=1e-4, atol=1e-4)
+
+
 def test_built_on_the_gpu(method):
     rope = comrope.RotaryEmbedding(method, num_heads=2, head_dim=32, device="cuda")
     q = torch.randn(1, 2, 4, 32, device="cuda")

@@ -126,19 +126,29 @@ def skew_spectrum(skew: Tensor) -> tuple[Tensor, Tensor]:
     size = skew.shape[-1]
     planes = size // 2
     finite = skew.isfinite().all(-1).all(-1)[..., None]
-    skew_or_zero = torch.where(finite[..., None], skew, 0.0)
     # float64: the matrices are few and small, and small frequencies beside large ones stay exact.
-    values, vectors = torch.linalg.eigh(1j * skew_or_zero.double())
+    wide = torch.where(finite[..., None], skew, 0.0).double()
+    values, vectors = torch.linalg.eigh(1j * wide)
     frequencies = values[..., size - planes :].flip(-1)
     vectors = vectors[..., size - planes :].flip(-1)
+    turning = frequencies > 1e-13 * frequencies[..., :1]
+    frequencies = torch.where(turning, frequencies, 0.0)
+
     # (i skew) v = w v makes sqrt(2) Re v, sqrt(2) Im v an orthonormal pair with the plane's
-    # rotation between them, unless w vanishes: then v and its conjugate mix. QR keeps the pairs
-    # that are orthonormal already and completes the null space with any orthonormal vectors.
+    # rotation between them, unless w vanishes: then v and its conjugate mix. What is left of the
+    # space gets any orthonormal basis: the eigenvectors of the projection onto it, of eigenvalue 1,
+    # which come last. (No QR: of many small matrices it is slow on a GPU.)
     pairs = torch.stack((vectors.real, vectors.imag), dim=-1).flatten(-2) * 2**0.5
-    basis, triangle = torch.linalg.qr(pairs, mode="complete")
-    signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    signs = torch.nn.functional.pad(signs, (0, size - 2 * planes), value=1.0)
-    basis = torch.where(finite[..., None], basis * signs[..., None, :], torch.nan)
+    used = turning.repeat_interleave(2, dim=-1)
+    pairs, used = (torch.nn.functional.pad(t, (0, size - 2 * planes)) for t in (pairs, used))
+    pairs = torch.where(used[..., None, :], pairs, 0.0)
+    eye = torch.eye(size, device=skew.device, dtype=wide.dtype)
+    rest = torch.linalg.eigh(eye - pairs @ pairs.mT).eigenvectors
+    basis = torch.where(used[..., None, :], pairs, rest)
+    for _ in range(4):  # to the nearest orthogonal matrix: barely turning planes still mix a little
+        basis = 0.5 * basis @ (3 * eye - basis.mT @ basis)
+
+    basis = torch.where(finite[..., None], basis, torch.nan)
     frequencies = torch.where(finite, frequencies, torch.nan)
     return basis.to(skew.dtype).contiguous(), frequencies.to(skew.dtype).contiguous()
 

@@ -20,7 +20,13 @@ def rotation_matrices(matrices: Tensor, positions: Tensor) -> Tensor:
     """R(x) = exp(sum_i x_i A_i): A (N, H, m, b, b), x (..., T, N) to R (..., T, H, m, b, b)."""
     exponents = sum_over_axes(positions[..., None, None, None, None, :], matrices)
     # As one batch of matrices: matrix_exp cannot view every layout that a compiler may choose.
-    return torch.matrix_exp(exponents.flatten(0, -3)).reshape(exponents.shape)
+    # In parts if they are millions: its backward overflows 32-bit indices on a GPU.
+    flat = exponents.flatten(0, -3)
+    most = 2**26 // flat.shape[-1] ** 2
+    if flat.shape[0] <= most:
+        return torch.matrix_exp(flat).reshape(exponents.shape)
+    parts = [torch.matrix_exp(part) for part in flat.split(most)]
+    return torch.cat(parts).reshape(exponents.shape)
 
 
 def rotate_reference(
