@@ -61,8 +61,9 @@ class _RotateAlongLine(torch.autograd.Function):
         x: Tensor, scale: Tensor, skew: Tensor, basis: Tensor, frequencies: Tensor, angle: Tensor
     ) -> Any:
         wide = change_basis(x.to(basis.dtype), basis)
-        # A copy: of an output that is a view, torch.compile (2.11) silently loses the gradient.
-        return rotate_planes(wide, angle.cos(), angle.sin()).to(x.dtype, copy=True)
+        rotated = rotate_planes(wide, angle.cos(), angle.sin())
+        # Of an output that is a view, torch.compile (2.11) silently loses the gradient.
+        return rotated.to(x.dtype, copy=torch.compiler.is_compiling())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -39,8 +39,13 @@ def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair of neighbours of x (..., b) by its angle, given as cos and sin (..., f)."""
     planes = cos.shape[-1]
     first, second = x[..., 0 : 2 * planes : 2], x[..., 1 : 2 * planes : 2]
-    turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
-    turned = turned.flatten(-2)
+    turned = torch.stack(
+        (
+            torch.addcmul(first * cos, second, sin, value=-1),
+            torch.addcmul(first * sin, second, cos),
+        ),
+        dim=-1,
+    ).flatten(-2)
     return turned if x.shape[-1] % 2 == 0 else torch.cat((turned, x[..., -1:]), dim=-1)
 
 
