@@ -119,9 +119,10 @@ def plane_generators(frequencies: Tensor, block_size: int) -> Tensor:
 def skew_spectrum(skew: Tensor) -> tuple[Tensor, Tensor]:
     """Orthogonal Q (..., b, b) and w >= 0 (..., f), descending, with skew = Q diag_k(w_k J) Q^T.
 
-    Exact to rounding at repeated and at zero frequencies too. It has no gradient: Q is not a smooth
-    function of ``skew`` there. An opaque op, so that no complex dtype enters a compiled graph.
-    A matrix that is not finite has NaN for a spectrum: a run that diverged shows it in its loss.
+    Right to 1e-13 of the largest frequency, at repeated and at zero ones too. It has no gradient: Q
+    is not a smooth function of ``skew`` there. An opaque op, so that no complex dtype enters a
+    compiled graph. A matrix that is not finite has NaN for a spectrum: a run that diverged shows it
+    in its loss.
     """
     size = skew.shape[-1]
     planes = size // 2
