@@ -26,7 +26,7 @@ unit: setup
 test: lint types unit
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/comrope reproduce classification --preset demo
 
 bench: setup
 	$(BIN)/python benchmarks/rotation.py

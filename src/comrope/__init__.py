@@ -1,5 +1,11 @@
 """Rotary position embeddings whose rotations are learned, in any number of dimensions."""
 
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
 from comrope import analysis
 from comrope.methods import METHODS
 from comrope.positions import grid, perturb, relative, shift, with_class_token
@@ -11,9 +17,35 @@ __all__ = [
     "METHODS",
     "RotaryEmbedding",
     "analysis",
+    "create_model",
     "grid",
+    "models",
     "perturb",
     "relative",
     "shift",
     "with_class_token",
 ]
+
+# What needs more than torch is loaded when it is first asked for.
+LAZY = {"create_model": ("comrope.models", "create_model"), "models": ("comrope.models", None)}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module 'comrope' has no attribute {name!r}")
+    module_name, attribute = LAZY[name]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "comrope":
+            raise
+        raise ModuleNotFoundError(
+            f"comrope.{name} needs {error.name}, which is not installed: "
+            "pip install 'comrope[train]'",
+            name=error.name,
+        ) from None
+    return module if attribute is None else getattr(module, attribute)
+
+
+if "timm" in sys.modules:  # so that timm knows our models without being asked twice
+    importlib.import_module("comrope.models")

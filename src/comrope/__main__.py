@@ -1,0 +1,8 @@
+"""``python -m comrope`` is the command ``comrope``: for torchrun and accelerate launch."""
+
+from __future__ import annotations
+
+from comrope.experiments.cli import main
+
+if __name__ == "__main__":
+    main()

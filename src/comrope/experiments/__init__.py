@@ -1,0 +1,1 @@
+"""The paper's experiments: recipes, data, training, evaluation, tables, figures, command line."""

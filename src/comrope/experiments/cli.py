@@ -1,0 +1,179 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comrope.experiments.errors import Interrupted, UserError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Rotary position embeddings whose rotations are learned: train, evaluate, compare.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Fields to set, such as model.position=comrope-ap train.epochs=10"),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+INTERRUPTED = 143  # what a shell says of a process that ended on SIGTERM
+
+
+@app.command("train")
+def train_command(
+    recipe: Annotated[str, typer.Argument(help="A name (`comrope recipes`) or a .yaml file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The run's folder; resumed if it is there.")] = Path(
+        "out/run"
+    ),
+    data: Annotated[str | None, typer.Option(help="Short for data.root=PATH.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model, from where it was left if it was interrupted.
+
+    Under torchrun or accelerate launch all processes train it together.
+    """
+    from comrope.experiments.config import load_recipe
+    from comrope.experiments.train import train
+
+    config = load_recipe(recipe).with_overrides(_with_data(overrides, data))
+    result = train(config, out, progress=not quiet)
+    for resolution, top1 in result.get("top1", {}).items():
+        print(f"{resolution:>5} px  {top1:6.2f} %")
+    if result:
+        print(f"run: {out}")
+
+
+@app.command("eval")
+def eval_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    overrides: Overrides = None,
+    resolutions: Annotated[
+        str | None, typer.Option(help="Such as 112,224,448; by default those of the run.")
+    ] = None,
+    offsets: Annotated[str, typer.Option(help="The paper's rho, image widths: 0,0.5,1.")] = "0",
+    data: Annotated[str | None, typer.Option(help="Short for data.root=PATH.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the accuracies here, as JSON.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Accuracy of a trained model at any resolutions, with the image where it is or moved."""
+    from comrope.experiments.evaluate import evaluate_run
+
+    found = evaluate_run(
+        run,
+        overrides=_with_data(overrides, data),
+        resolutions=_numbers("resolutions", resolutions, int) if resolutions else None,
+        offsets=_numbers("offsets", offsets, float),
+        progress=not quiet,
+    )
+    for entry in found:
+        print(f"{entry['resolution']:>5} px  rho {entry['offset']:<5g} {entry['top1']:6.2f} %")
+    if out is not None and found:
+        from comrope.experiments.checkpoint import write_atomically
+
+        write_atomically(out, json.dumps(found, indent=1) + "\n")
+
+
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="classification, offset, block-size, perturbation, distribution or cost."
+        ),
+    ],
+    overrides: Overrides = None,
+    preset: Annotated[str, typer.Option(help="demo, small or paper.")] = "demo",
+    data: Annotated[str | None, typer.Option(help="Where the preset's data set is.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs a row.")] = None,
+    methods: Annotated[str, typer.Option(help="Some methods only, such as ape,liere.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="By default out/PRESET; runs are shared by the studies.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """A table and figure of the paper: run what is missing, write down what is there."""
+    from comrope.experiments.reproduce import reproduce
+
+    reproduce(
+        name,
+        preset=preset,
+        out=out or Path("out") / preset,
+        data=data,
+        seeds=seeds,
+        methods=[m for m in methods.split(",") if m],
+        overrides=overrides or [],
+        progress=not quiet,
+    )
+
+
+@app.command("inspect")
+def inspect_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    out: Annotated[Path | None, typer.Option(help="By default RUN/inspect.")] = None,
+) -> None:
+    """Pictures of what a trained model has learned about positions."""
+    from comrope.experiments.inspection import inspect_run
+
+    facts = inspect_run(run, out or run / "inspect")
+    for layer in facts.get("layers", []):
+        print(
+            f"{layer['layer']:18} angles moved {layer['moved']:8.1e}   "
+            f"commutator {layer['commutator']:8.1e}   "
+            f"scores move by {layer['offset_sensitivity']:8.1e}"
+        )
+    if "ape_variation" in facts:
+        shares = ", ".join(f"{v:.2f}" for v in facts["ape_variation"])
+        print(f"variation of the absolute positions along each axis: {shares}")
+    for picture in facts["pictures"]:
+        print(f"picture: {picture}")
+
+
+@app.command("recipes")
+def recipes_command(
+    name: Annotated[str | None, typer.Argument(help="Print this one in full.")] = None,
+) -> None:
+    """The recipes that come with comrope, or one of them with every field."""
+    from comrope.experiments.config import load_recipe, recipe_names, to_yaml
+
+    print(to_yaml(load_recipe(name)) if name else "\n".join(recipe_names()))
+
+
+def main() -> None:
+    """What the command ``comrope`` runs: errors that a user can mend are one line."""
+    try:
+        app()
+    except UserError as error:
+        _leave(f"comrope: {error}", 2)
+    except Interrupted as error:
+        _leave(f"comrope: {error}", INTERRUPTED)
+    except KeyboardInterrupt:
+        _leave("comrope: stopped", 130)
+    except ModuleNotFoundError as error:
+        _leave(f"comrope: {error.name} is not installed: pip install 'comrope[train]'", 2)
+    except OSError as error:
+        _leave(f"comrope: {error}", 2)
+
+
+def _leave(message: str, code: int) -> None:
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _with_data(overrides: list[str] | None, data: str | None) -> list[str]:
+    return [*(overrides or []), *([f"data.root={data}"] if data else [])]
+
+
+def _numbers(label: str, text: str, kind: Any) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--{label}: expected numbers with commas between, got {text!r}") from None

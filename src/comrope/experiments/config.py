@@ -1,0 +1,310 @@
+"""A run is a complete, typed configuration: read from a recipe file, overridden, checked, saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from comrope.experiments.errors import UserError
+
+__all__ = ["Config", "differences", "load_recipe", "recipe_names", "to_dict", "to_yaml"]
+
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str = "vit_base_patch16_224"  # size, patch and training resolution
+    position: str = "comrope-ld"
+    block_size: int = 8
+    init: str = "normal"
+    rope_units: str = "patch"
+    base: float | None = None
+    class_token: bool = True
+    class_position: str = "center"
+    global_pool: str = "token"
+    drop_path_rate: float = 0.0
+    layer_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str = "folder"  # "digits", "folder", or what timm calls it: "wds/...", "hfds/..."
+    root: str | None = None
+    train_split: str = "train"
+    val_split: str = "validation"
+    num_classes: int = 1000
+    in_chans: int = 3
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    unreadable: str = "stop"  # or "skip": named, counted, and the next image takes its place
+    cache: bool = False  # decode once, keep in memory
+    workers: int = 8  # loading processes for each training process
+
+
+@dataclass(frozen=True)
+class Augment:
+    scale: Pair = (0.08, 1.0)  # of the random crop, in area
+    ratio: Pair = (0.75, 1.3333333333333333)
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    auto_augment: str | None = None
+    erase: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    smoothing: float = 0.0
+    repeats: int = 1  # DeiT's repeated augmentation
+    interpolation: str = "bilinear"
+    crop_pct: float = 0.875  # of evaluation
+
+
+@dataclass(frozen=True)
+class Optim:
+    name: str = "adamw"
+    lr: float = 1e-3
+    angle_lr_scale: float = 1.0  # of the angles' learning rate to the others'
+    weight_decay: float = 0.01
+    betas: Pair = (0.9, 0.999)
+    schedule: str = "cosine"
+    warmup_ratio: float = 0.02
+    min_lr: float = 0.0
+    clip_grad: float | None = None
+
+
+@dataclass(frozen=True)
+class Train:
+    epochs: int = 200
+    batch_size: int = 6144  # of one optimizer step, over all processes and accumulated parts
+    accumulate: int = 1
+    seed: int = 0
+    perturbation: float = 1.0  # the paper's sigma
+    perturbation_per: str = "sample"  # or "batch": one draw for all
+    precision: str = "no"  # or "bf16", "fp16"
+    compile: bool = False
+    ema: float | None = None  # decay of the averaged weights, which are then the ones evaluated
+    strategy: str = "ddp"  # or "fsdp2"
+    device: str = "auto"  # or "cpu"
+    checkpoint_every: int = 500  # steps; at the end of training too
+    keep: int = 2
+    log_every: int = 20  # steps
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    resolutions: tuple[int, ...] = (112, 128, 192, 224, 256, 320, 384, 448, 512)
+    batch_size: int = 512  # over all processes, at the training resolution
+    every: int = 10  # epochs between evaluations at the training resolution; 0 for never
+
+
+@dataclass(frozen=True)
+class Config:
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    augment: Augment = field(default_factory=Augment)
+    optim: Optim = field(default_factory=Optim)
+    train: Train = field(default_factory=Train)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+
+    def with_overrides(self, overrides: Iterable[str] | Mapping[str, Any]) -> Config:
+        """A copy with some fields set: "train.epochs=3" texts as typed on a command line, or a
+        mapping from dotted names."""
+        if not isinstance(overrides, Mapping):
+            overrides = dict(_split(text) for text in overrides)
+        tree = to_dict(self)
+        for name, value in overrides.items():
+            section, _, key = name.partition(".")
+            if section not in tree or key not in tree[section]:
+                raise UserError(f"{name}: no such field{_suggest(name, _all_names(self))}")
+            tree[section][key] = value
+        return _checked(_build(Config, tree, ""))
+
+
+# Fields that do not decide what is learned: a run may be resumed with others.
+RUNTIME = {
+    "data.root",
+    "data.workers",
+    "data.cache",
+    "train.accumulate",
+    "train.checkpoint_every",
+    "train.compile",
+    "train.device",
+    "train.keep",
+    "train.log_every",
+    "train.strategy",
+    "evaluate.batch_size",
+    "evaluate.every",
+    "evaluate.resolutions",
+}
+CHOICES = {
+    "data.unreadable": ("stop", "skip"),
+    "train.perturbation_per": ("sample", "batch"),
+    "train.precision": ("no", "bf16", "fp16"),
+    "train.strategy": ("ddp", "fsdp2"),
+    "train.device": ("auto", "cpu"),
+}
+AT_LEAST_ONE = {
+    "data.num_classes",
+    "data.in_chans",
+    "augment.repeats",
+    "train.epochs",
+    "train.batch_size",
+    "train.accumulate",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.log_every",
+    "evaluate.batch_size",
+}
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with comrope."""
+    files = resources.files("comrope.experiments").joinpath("recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def load_recipe(name: str | Path) -> Config:
+    """A recipe that comes with comrope, by name, or a file: .yaml, such as a run's config.yaml.
+
+    A file may stand on another, ``base: NAME``, and state only what differs.
+    """
+    return _checked(_build(Config, _tree(str(name)), f"recipe {name}: "))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Sections and fields as plain YAML values."""
+    return {
+        f.name: to_dict(value)
+        if dataclasses.is_dataclass(value := getattr(config, f.name))
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for f in dataclasses.fields(config)
+    }
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def differences(mine: Config, theirs: Config) -> list[str]:
+    """Fields that decide what is learned and differ, as "name: mine, theirs"."""
+    a, b = to_dict(mine), to_dict(theirs)
+    return [
+        f"{name}: {a[section][key]!r}, there {b[section][key]!r}"
+        for name in _all_names(mine)
+        for section, key in [name.split(".")]
+        if name not in RUNTIME and a[section][key] != b[section][key]
+    ]
+
+
+def _tree(name: str) -> dict[str, Any]:
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"recipe: no file {name}")
+        text = path.read_text()
+    else:
+        file = resources.files("comrope.experiments").joinpath("recipes", f"{name}.yaml")
+        if not file.is_file():
+            raise UserError(f"recipe: no {name!r}{_suggest(name, recipe_names())}; "
+                            "`comrope recipes` lists them")  # fmt: skip
+        text = file.read_text()
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {name}: not YAML ({error})") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"recipe {name}: expected sections with fields, got {tree!r}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if isinstance(base, str) and base.endswith((".yaml", ".yml")):
+        base = str(Path(name).parent / base)
+    merged = _tree(str(base))
+    for section, fields in tree.items():
+        if isinstance(fields, dict) and isinstance(merged.get(section), dict):
+            merged[section] = {**merged[section], **fields}
+        else:
+            merged[section] = fields
+    return merged
+
+
+def _split(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise UserError(f"{text}: expected a field and its value, such as train.epochs=3")
+    return name.strip(), yaml.safe_load(value)
+
+
+def _build(kind: Any, tree: Any, where: str) -> Any:
+    """A dataclass from plain values, every one of them of the type that its field has."""
+    if not isinstance(tree, dict):
+        raise UserError(f"{where}expected fields, got {tree!r}")
+    known = typing.get_type_hints(kind)
+    for name in tree:
+        if name not in known:
+            raise UserError(f"{where}{name}: no such field{_suggest(str(name), known)}")
+    return kind(**{name: _typed(known[name], v, f"{where}{name}") for name, v in tree.items()})
+
+
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, value, f"{where}.")
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None and types.NoneType in options:
+        return None
+    (kind,) = (option for option in options if option is not types.NoneType)
+    if typing.get_origin(kind) is tuple:
+        element, *rest = typing.get_args(kind)
+        value = [value] if not isinstance(value, (list, tuple)) else value
+        if rest != [Ellipsis] and len(value) != 1 + len(rest):
+            raise UserError(f"{where}: expected {1 + len(rest)} values, got {value!r}")
+        return tuple(_typed(element, item, where) for item in value)
+    if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-3 as text
+        except ValueError:
+            pass
+    elif kind is str and isinstance(value, bool):
+        return "no" if value is False else "yes"  # and "no" as false
+    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
+
+
+def _checked(config: Config) -> Config:
+    tree = to_dict(config)
+    for name in _all_names(config):
+        section, key = name.split(".")
+        value = tree[section][key]
+        if name in CHOICES and value not in CHOICES[name]:
+            raise UserError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
+        if name in AT_LEAST_ONE and value < 1:
+            raise UserError(f"{name}: expected at least 1, got {value!r}")
+        if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
+            raise UserError(f"{name}: expected a number of at least 0, got {value!r}")
+    parts = config.train.accumulate
+    if config.train.batch_size % parts:
+        raise UserError(
+            f"train.accumulate: expected a divisor of train.batch_size {config.train.batch_size}, "
+            f"got {parts}"
+        )
+    return config
+
+
+def _all_names(config: Config) -> list[str]:
+    return [f"{section}.{key}" for section, keys in to_dict(config).items() for key in keys]
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

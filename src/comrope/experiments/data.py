@@ -1,0 +1,240 @@
+"""Batches: which images, in which order, augmented how. A function of seed, epoch and step alone.
+
+The order of an epoch is drawn for the whole training run, and every process takes its slice of
+every batch: the same images meet in a step, augmented in the same way, whatever the number of
+processes.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from comrope.experiments.config import Config
+from comrope.experiments.errors import UserError
+from comrope.experiments.randomness import generator, seeded
+from comrope.experiments.sources import Source
+
+__all__ = ["Batch", "Normalize", "TrainBatches", "eval_loader", "train_loader"]
+
+RETRIES = 50  # unreadable images in a row
+IGNORED = -1  # the class of what only fills a batch
+
+
+class Key(NamedTuple):
+    """One image of one epoch.
+
+    ``place`` in the epoch tells repeated augmentations of one image apart; -1 only fills a batch.
+    """
+
+    epoch: int
+    place: int
+    image: int
+
+
+class Batch(NamedTuple):
+    images: Tensor  # (B, C, H, W), uint8
+    targets: Tensor  # (B,)
+    unreadable: list[str]  # names of images that were skipped
+    fatal: str | None  # why the run must stop: raised by whoever gets it, not in a loading process
+
+    def pin_memory(self) -> Batch:
+        return self._replace(images=self.images.pin_memory(), targets=self.targets.pin_memory())
+
+
+class Item(NamedTuple):
+    image: Tensor
+    target: int
+    unreadable: list[str]
+    fatal: str | None = None
+
+
+class Images(Dataset[Item]):
+    """A source behind its augmentation, which is drawn for each key anew."""
+
+    def __init__(self, source: Source, transform: Any, config: Config, *, take_next: bool) -> None:
+        self.source, self.transform = source, transform
+        self.seed, self.skip = config.train.seed, config.data.unreadable == "skip"
+        # In training the next image takes the place of one that was skipped, in evaluation none.
+        self.retries = RETRIES if take_next else 1
+        self.blank = Image.new("L" if config.data.in_chans == 1 else "RGB", (8, 8))
+
+    def __getitem__(self, key: Key) -> Item:
+        unreadable: list[str] = []
+        image, target, fatal = self.blank, IGNORED, None
+        for attempt in range(self.retries):
+            index = (key.image + attempt) % len(self.source)
+            try:
+                image, target = self.source.load(index)
+                break
+            except Exception as error:
+                unreadable.append(self.source.name(index))
+                if not self.skip:
+                    fatal = (
+                        f"{unreadable[0]}: cannot be read ({error}); "
+                        "data.unreadable=skip would go on without it"
+                    )
+                    break
+                if attempt == RETRIES - 1:
+                    fatal = f"{unreadable[0]} and the {attempt} images after it cannot be read"
+        if key.place < 0:
+            target = IGNORED
+        with seeded(self.seed, "image", key.epoch, key.place):
+            pixels = self.transform(image)
+        return Item(torch.as_tensor(np.asarray(pixels)), target, unreadable, fatal)
+
+
+class TrainBatches:
+    """A batch sampler: the keys of this process, step after step, from ``start`` on."""
+
+    def __init__(
+        self, config: Config, size: int, *, rank: int = 0, world: int = 1, start: int = 0
+    ) -> None:
+        train = config.train
+        self.seed, self.size, self.repeats = train.seed, size, config.augment.repeats
+        self.batch, self.parts, self.rank, self.world = (
+            train.batch_size,
+            train.accumulate,
+            rank,
+            world,
+        )
+        self.steps_per_epoch = size // train.batch_size
+        self.steps = self.steps_per_epoch * train.epochs
+        self.start = start
+        if not self.steps_per_epoch:
+            raise UserError(
+                f"train.batch_size: expected at most {size}, the images there are, got {self.batch}"
+            )
+        if self.batch % (world * self.parts):
+            raise UserError(
+                f"train.batch_size: expected a multiple of {world} processes x train.accumulate "
+                f"{self.parts}, got {self.batch}"
+            )
+
+    def order(self, epoch: int) -> Tensor:
+        """All images of an epoch; with ``repeats`` r, a 1/r of them r times each."""
+        order = torch.randperm(self.size, generator=generator(self.seed, "order", epoch))
+        return order.repeat_interleave(self.repeats)[: self.size]
+
+    def __len__(self) -> int:
+        return (self.steps - self.start) * self.parts
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        share = self.batch // (self.world * self.parts)
+        epoch = -1
+        for step in range(self.start, self.steps):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                order = self.order(epoch).tolist()
+            first = (step % self.steps_per_epoch) * self.batch
+            for part in range(self.parts):
+                begin = first + (self.rank * self.parts + part) * share
+                yield [Key(epoch, place, order[place]) for place in range(begin, begin + share)]
+
+
+def train_loader(
+    config: Config, source: Source, *, rank: int = 0, world: int = 1, start: int = 0
+) -> tuple[DataLoader[Any], TrainBatches]:
+    """All batches from step ``start`` to the last of this run, ``train.accumulate`` a step."""
+    from timm.data import create_transform
+
+    augment, data = config.augment, config.data
+    transform = create_transform(
+        (data.in_chans, *resolution_of(config)),
+        is_training=True,
+        use_prefetcher=True,  # leave the pixels as bytes: they are normalised on the device
+        scale=augment.scale,
+        ratio=augment.ratio,
+        hflip=augment.hflip,
+        color_jitter=augment.color_jitter,
+        auto_augment=augment.auto_augment,
+        interpolation=augment.interpolation,
+        mean=data.mean,
+        std=data.std,
+    )
+    images = Images(source, transform, config, take_next=True)
+    batches = TrainBatches(config, len(source), rank=rank, world=world, start=start)
+    return _loader(config, images, batches), batches
+
+
+def eval_loader(
+    config: Config, source: Source, resolution: int, *, rank: int = 0, world: int = 1
+) -> DataLoader[Any]:
+    """The validation images at a resolution, in order; every process gets as many batches."""
+    from timm.data import create_transform
+
+    data = config.data
+    transform = create_transform(
+        (data.in_chans, resolution, resolution),
+        use_prefetcher=True,
+        interpolation=config.augment.interpolation.replace("random", "bicubic"),
+        mean=data.mean,
+        std=data.std,
+        crop_pct=config.augment.crop_pct,
+    )
+    images = Images(source, transform, config, take_next=False)
+    native = resolution_of(config)[0]
+    share = config.evaluate.batch_size * native**2 // (resolution**2 * world)
+    share = max(1, min(share, config.evaluate.batch_size // world, -(-len(source) // world)))
+    count = -(-len(source) // (share * world))
+    keys = [
+        [
+            Key(0, place if place < len(source) else -1, min(place, len(source) - 1))
+            for place in range((b * world + rank) * share, (b * world + rank + 1) * share)
+        ]
+        for b in range(count)
+    ]
+    return _loader(config, images, keys)
+
+
+def resolution_of(config: Config) -> tuple[int, int]:
+    """The training resolution, as the model's name says."""
+    size = int(config.model.name.rsplit("_", 1)[1])
+    return size, size
+
+
+class Normalize:
+    """Bytes (B, C, H, W) to the device, and to zero mean and unit spread."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.device = device
+        self.mean, self.std = (
+            255 * torch.tensor(values, device=device).view(1, -1, 1, 1)
+            for values in (config.data.mean, config.data.std)
+        )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return (images.to(self.device, non_blocking=True).float() - self.mean) / self.std
+
+
+def _collate(items: list[Item]) -> Batch:
+    images, targets, unreadable, fatal = zip(*items, strict=True)
+    names = [name for some in unreadable for name in some]
+    return Batch(torch.stack(images), torch.tensor(targets), names, next(filter(None, fatal), None))
+
+
+def _loader(config: Config, images: Images, keys: Any) -> DataLoader[Any]:
+    workers = config.data.workers
+    return DataLoader(
+        images,
+        batch_sampler=keys,
+        collate_fn=_collate,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available() and config.train.device != "cpu",
+        prefetch_factor=4 if workers else None,
+        worker_init_fn=_in_loading_process if workers else None,
+    )
+
+
+def _in_loading_process(_: int) -> None:
+    """One thread, and none of the training process's ways with signals: it ends when told to."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

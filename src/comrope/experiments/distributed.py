@@ -1,0 +1,81 @@
+"""From one process to many nodes: what is the same for all of them, and what is shared out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["accumulating", "create_accelerator", "distribute", "full", "like", "unwrap"]
+
+
+def create_accelerator(precision: str, device: str) -> Accelerator:
+    """The processes that ``accelerate launch`` or ``torchrun`` started, or this one alone."""
+    return Accelerator(mixed_precision=precision, cpu=device == "cpu" or None)
+
+
+def distribute(model: nn.Module, strategy: str, accelerator: Accelerator) -> nn.Module:
+    """The model on its device; over many processes replicated (ddp) or sharded (fsdp2).
+
+    Not through ``Accelerator.prepare``: that shards on GPUs only, and wraps ``forward``.
+    """
+    model.to(accelerator.device)
+    if accelerator.num_processes == 1:
+        return model
+    if strategy == "ddp":
+        on_gpu = accelerator.device.type == "cuda"
+        devices = [accelerator.device.index] if on_gpu else None
+        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@contextlib.contextmanager
+def accumulating(model: nn.Module, last: bool) -> Iterator[None]:
+    """Gradients are exchanged between processes in the last part of a step only."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+    if isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded. Every process must ask for it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor, sharded as ``parameter`` is."""
+    tensor = tensor.to(parameter.device)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    return tensor
+
+
+def total(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
+    """Sums over all processes."""
+    stacked = torch.stack([torch.as_tensor(v, device=accelerator.device).double() for v in values])
+    result: Any = accelerator.reduce(stacked, reduction="sum")
+    return [float(v) for v in result]

@@ -1,0 +1,167 @@
+"""Accuracy of a model: at any resolutions, with the image where it is or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from comrope import positions as coordinates
+from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.data import IGNORED, Normalize, eval_loader
+from comrope.experiments.distributed import create_accelerator, total
+from comrope.experiments.errors import UserError
+from comrope.experiments.folders import CONFIG, WEIGHTS
+from comrope.experiments.logs import progress_bar
+from comrope.experiments.randomness import generator, seed_everything
+from comrope.experiments.sources import Source, open_sources
+from comrope.experiments.state import load_model
+from comrope.models import ViT, create_model
+
+__all__ = ["accuracy", "build_model", "check_resolutions", "evaluate_run", "load_run"]
+
+
+def build_model(config: Config) -> ViT:
+    """The model of a configuration, as it starts: a function of the configuration alone."""
+    seed_everything(config.train.seed, "start")
+    model, options = config.model, {}
+    if model.position not in ("ape", "none"):
+        options = {"block_size": model.block_size, "init": model.init, "base": model.base}
+    try:
+        return create_model(
+            model.name,
+            position=model.position,
+            rope_units=model.rope_units,
+            class_token=model.class_token,
+            class_position=model.class_position,
+            global_pool=model.global_pool,
+            drop_path_rate=model.drop_path_rate,
+            layer_scale=model.layer_scale,
+            num_classes=config.data.num_classes,
+            in_chans=config.data.in_chans,
+            **options,
+        )
+    except ValueError as error:
+        raise UserError(f"model: {error}") from None
+
+
+def check_resolutions(model: ViT, resolutions: Iterable[int]) -> None:
+    for resolution in resolutions:
+        for patch in model.patches.patch_size:
+            if resolution < patch or resolution % patch:
+                raise UserError(
+                    f"evaluate.resolutions: expected multiples of the patch size {patch}, "
+                    f"got {resolution}"
+                )
+
+
+def load_run(folder: Path) -> tuple[Config, ViT]:
+    """A finished run: its configuration and its model with the weights that were evaluated."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    weights = folder / WEIGHTS
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"run: {folder} holds no run (no {CONFIG})")
+    if not weights.is_file():
+        raise UserError(f"run: {folder} is not finished (no {WEIGHTS}); train it first")
+    config = load_recipe(str(folder / CONFIG))
+    model = build_model(config)
+    try:
+        tensors = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{weights}: cannot be read ({error})") from None
+    load_model(model, tensors, str(weights))
+    return config, model.eval()
+
+
+@torch.inference_mode()
+def accuracy(
+    model: ViT,
+    config: Config,
+    source: Source,
+    resolution: int,
+    accelerator: Accelerator,
+    *,
+    offset: float = 0.0,
+    draws: int = 1,
+    advance: Callable[[int], Any] = lambda images: None,
+) -> dict[str, float]:
+    """Top-1 in percent, and how many images that is of.
+
+    ``offset`` is the paper's rho: the coordinates of every image, class token included, are moved
+    by N(0, rho^2) image widths along each axis; ``draws`` times over, from fixed seeds.
+    """
+    device = accelerator.device
+    loader = eval_loader(
+        config, source, resolution, rank=accelerator.process_index, world=accelerator.num_processes
+    )
+    normalize = Normalize(config, device)
+    correct, count = torch.zeros((), device=device), torch.zeros((), device=device)
+    unreadable: list[str] = []
+    was_training = model.training
+    model.eval()
+    for number, batch in enumerate(loader):
+        if batch.fatal:
+            raise UserError(batch.fatal)
+        unreadable += batch.unreadable
+        images = normalize(batch.images)
+        targets = batch.targets.to(device)
+        place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
+        for draw in range(draws):
+            positions = place
+            if offset:
+                noise = generator("offset", number, draw, accelerator.process_index)
+                size = images.shape[0]
+                positions = coordinates.shift(place, offset, batch_size=size, generator=noise)
+            with accelerator.autocast():
+                # forward, not a call: what was compiled for training stays out of it
+                logits = model.forward(images, positions)
+            correct += (logits.argmax(-1) == targets).sum()
+            count += (targets != IGNORED).sum()
+        advance(len(targets) * accelerator.num_processes)
+    model.train(was_training)
+    right, seen, skipped = total(accelerator, correct, count, float(len(unreadable)))
+    if not seen:
+        raise UserError(f"data.root: no validation image can be read, such as {unreadable[0]}")
+    return {"top1": 100 * right / seen, "images": seen / draws, "unreadable": skipped}
+
+
+def evaluate_run(
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    resolutions: Sequence[int] | None = None,
+    offsets: Sequence[float] = (0.0,),
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Accuracy of a finished run at every resolution and offset; empty but in the main process."""
+    config, model = load_run(folder)
+    config = config.with_overrides(overrides)
+    accelerator = create_accelerator(config.train.precision, config.train.device)
+    sizes = tuple(resolutions or config.evaluate.resolutions)
+    check_resolutions(model, sizes)
+    source = open_sources(config, train=False)[1]
+    model.to(accelerator.device)
+    found = []
+    with progress_bar(progress and accelerator.is_main_process, "images") as bar:
+        for size in sizes:
+            for offset in offsets:
+                name = f"{size} px" + (f", rho {offset:g}" if offset else "")
+                task = bar.add_task(name, total=len(source), note="")
+                entry = accuracy(
+                    model,
+                    config,
+                    source,
+                    size,
+                    accelerator,
+                    offset=offset,
+                    advance=partial(bar.advance, task),
+                )
+                bar.update(task, completed=len(source), note=f"{entry['top1']:.2f} %")
+                found.append({"resolution": size, "offset": offset, **entry})
+    return found if accelerator.is_main_process else []

@@ -1,0 +1,208 @@
+"""Results as pictures: one curve a method, the spread over seeds about it, the paper's beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from comrope.experiments.studies import LABELS
+
+__all__ = ["STYLES", "draw", "histogram", "new_figure", "save"]
+
+# A colour and a mark for each method, the same in every figure; told apart without colour too.
+STYLES: dict[str, dict[str, Any]] = {
+    "none": {"color": "0.6", "marker": "."},
+    "ape": {"color": "0.35", "marker": "x"},
+    "rope": {"color": "#0072B2", "marker": "s"},
+    "rope-mixed": {"color": "#56B4E9", "marker": "D"},
+    "liere": {"color": "#D55E00", "marker": "^"},
+    "comrope-ap": {"color": "#E69F00", "marker": "v"},
+    "comrope-ld": {"color": "#009E73", "marker": "o"},
+    "comrope-torus": {"color": "#CC79A7", "marker": "P"},
+}
+
+
+def new_figure(columns: int, rows: int = 1, *, width: float = 5.4, height: float = 4.3) -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    size = (width * columns, height * rows)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
+def save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}")
+    figure.savefig(aside, dpi=150, format="png")
+    aside.replace(path)
+    plt.close(figure)
+
+
+def draw(name: str, results: dict[str, Any], path: Path) -> None:
+    """figure.png of a study."""
+    drawings: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "classification": _classification,
+        "offset": _offset,
+        "block-size": _block_size,
+        "perturbation": _perturbation,
+        "distribution": _distribution,
+        "cost": _cost,
+    }
+    save(drawings[name](results), path)
+
+
+def histogram(elements: torch.Tensor, bins: int = 121) -> dict[str, list[float]]:
+    """Density over equal bins that reach the largest element."""
+    reach = float(elements.abs().max()) or 1.0
+    density, edges = np.histogram(elements.numpy(), bins=bins, range=(-reach, reach), density=True)
+    return {"density": density.tolist(), "edges": edges.tolist()}
+
+
+def _curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: Any) -> None:
+    means = np.array([s["mean"] for s in spreads])
+    axis.plot(xs, means, linewidth=1.8, markersize=5, **style)
+    if spreads[0]["std"] is not None:
+        stds = np.array([s["std"] for s in spreads])
+        axis.fill_between(xs, means - stds, means + stds, color=style["color"], alpha=0.15, lw=0)
+
+
+def _resolutions(
+    axis: Any, results: dict[str, Any], cells: list[dict[str, Any]], style_of: Callable[..., Any]
+) -> None:
+    """Accuracy against resolution, one curve a cell."""
+    xs = results["resolutions"]
+    for number, cell in enumerate(cells):
+        style = style_of(cell, number)
+        _curve(axis, xs, [cell["top1"][str(x)] for x in xs], **style)
+    axis.axvline(results["trained_at"], color="0.8", zorder=0, linewidth=1)
+    axis.set(xlabel="evaluation resolution, px", xticks=xs)
+    axis.tick_params(axis="x", rotation=45)
+    axis.grid(alpha=0.25)
+
+
+def _of_method(cell: dict[str, Any], _: int) -> dict[str, Any]:
+    return {**STYLES[cell["method"]], "label": LABELS[cell["method"]]}
+
+
+def _classification(results: dict[str, Any]) -> Any:
+    sigmas = sorted({cell["perturbation"] for cell in results["cells"]}, reverse=True)
+    figure, axes = new_figure(len(sigmas) + 1)
+    for axis, sigma in zip(axes[0], sigmas, strict=False):
+        cells = [cell for cell in results["cells"] if cell["perturbation"] == sigma]
+        _resolutions(axis, results, cells, _of_method)
+        axis.set_title(f"ours: {results['data']}\nperturbation {sigma:g}", fontsize=10)
+    axes[0, 0].set_ylabel("top-1 accuracy, %")
+    paper, axis = results["paper"]["classification"], axes[0, -1]
+    for method, by_sigma in paper["top1"].items():
+        axis.plot(
+            paper["resolutions"], by_sigma[1], **STYLES[method], label=LABELS[method], lw=1.8, ms=5
+        )
+    axis.axvline(paper["trained_at"], color="0.8", zorder=0, linewidth=1)
+    axis.set(xlabel="evaluation resolution, px", xticks=paper["resolutions"])
+    axis.tick_params(axis="x", rotation=45)
+    axis.grid(alpha=0.25)
+    axis.set_title(f"the paper: {paper['data']}\nperturbation 1", fontsize=10)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False
+    )
+    seeds = results["seeds"]
+    spread = f"mean of {seeds} seeds, band: ± one standard deviation; " if seeds > 1 else ""
+    figure.suptitle(f"Accuracy against resolution ({spread}grey line: training)", fontsize=12)
+    return figure
+
+
+def _offset(results: dict[str, Any]) -> Any:
+    figure, axes = new_figure(1, width=7.0)
+    axis = axes[0, 0]
+    for number, cell in enumerate(results["cells"]):
+        xs = [float(x) for x in cell["offset"]]
+        style = _of_method(cell, number)
+        _curve(axis, xs, list(cell["offset"].values()), **style)
+    axis.set(xlabel="ρ, image widths", ylabel="top-1 accuracy, %")
+    axis.set_title(f"Accuracy when the coordinates of every image are moved by N(0, ρ²)\n"
+                   f"{results['data']}", fontsize=10)  # fmt: skip
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _panels(results: dict[str, Any], title: str, key: str, text: str) -> Any:
+    """One panel a method, one curve a value of ``key``."""
+    from matplotlib import colormaps
+
+    methods = list(dict.fromkeys(cell["method"] for cell in results["cells"]))
+    figure, axes = new_figure(len(methods))
+    for axis, method in zip(axes[0], methods, strict=True):
+        cells = [cell for cell in results["cells"] if cell["method"] == method]
+
+        def style(cell: dict[str, Any], number: int, count: int = len(cells)) -> dict[str, Any]:
+            color = colormaps["viridis"](0.9 * number / max(count - 1, 1))
+            return {"color": color, "marker": "osDv^"[number % 5], "label": f"{text} {cell[key]:g}"}
+
+        _resolutions(axis, results, cells, style)
+        axis.set_title(LABELS[method], fontsize=11)
+        axis.legend(frameon=False, fontsize=9)
+    axes[0, 0].set_ylabel("top-1 accuracy, %")
+    figure.suptitle(f"{title}: {results['data']}", fontsize=12)
+    return figure
+
+
+def _block_size(results: dict[str, Any]) -> Any:
+    return _panels(results, "Accuracy by block size", "block_size", "blocks of")
+
+
+def _perturbation(results: dict[str, Any]) -> Any:
+    return _panels(results, "Accuracy by perturbation intensity", "perturbation", "σ =")
+
+
+def _distribution(results: dict[str, Any]) -> Any:
+    sizes = sorted({cell["block_size"] for cell in results["cells"]})
+    figure, axes = new_figure(len(sizes), 2, height=3.2)
+    for column, size in enumerate(sizes):
+        for cell in (c for c in results["cells"] if c["block_size"] == size):
+            shape = cell["runs"][0]["histogram"]
+            edges = np.array(shape["edges"])
+            style = STYLES[cell["method"]]
+            for axis in axes[:, column]:
+                axis.step(
+                    (edges[1:] + edges[:-1]) / 2,
+                    shape["density"],
+                    where="mid",
+                    color=style["color"],
+                    label=f"{LABELS[cell['method']]}, std {cell['std']['mean']:.2f}",
+                )
+        axes[0, column].set_title(f"blocks of {size}", fontsize=11)
+        axes[0, column].legend(frameon=False, fontsize=8)
+        axes[1, column].set(yscale="log", xlabel="element of an angle matrix")
+    axes[0, 0].set_ylabel("density")
+    axes[1, 0].set_ylabel("density, logarithmic")
+    figure.suptitle(f"Angle matrices after training (one seed): {results['data']}", fontsize=12)
+    return figure
+
+
+def _cost(results: dict[str, Any]) -> Any:
+    figure, axes = new_figure(2, width=6.0)
+    rows = results["times"]
+    names = [f"{LABELS[row['method']].split(' (')[0]}, b = {row['block_size']}" for row in rows]
+    colors = [STYLES[row["method"]]["color"] for row in rows]
+    for axis, key, title in zip(
+        axes[0], ("train_ratio", "inference_ratio"), ("training step", "inference"), strict=True
+    ):
+        values = [row[key] for row in rows]
+        axis.barh(names, values, color=colors)
+        axis.bar_label(axis.containers[0], fmt="%.2f", padding=3, fontsize=9)
+        axis.axvline(1, color="0.3", linewidth=1)
+        axis.invert_yaxis()
+        axis.set(xlabel=f"time of a {title}, vanilla RoPE = 1", xlim=(0, 1.15 * max(values)))
+    axes[0, 1].set_yticklabels([])
+    figure.suptitle(f"{results['timed']}, {results['machine']['device']}", fontsize=10)
+    return figure

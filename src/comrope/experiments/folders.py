@@ -1,0 +1,46 @@
+"""The folder of a run: whose it is, and what is in it when the run is over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from comrope.experiments.checkpoint import write_atomically
+from comrope.experiments.config import Config, differences, load_recipe
+from comrope.experiments.errors import UserError
+
+__all__ = ["CONFIG", "LOG", "RESULT", "WEIGHTS", "claim", "read_result", "write_result"]
+
+CONFIG, LOG, RESULT, WEIGHTS = "config.yaml", "log.jsonl", "result.json", "model.safetensors"
+
+
+def claim(config: Config, out: Path) -> None:
+    """Raise unless ``out`` is new, empty, or holds a run of this very configuration."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out: {out} is a file, expected a folder")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / CONFIG).is_file():
+        raise UserError(f"out: {out} holds something else than a run; nothing was changed")
+    if different := differences(config, load_recipe(str(out / CONFIG))):
+        raise UserError(
+            f"out: {out} holds another run ({'; '.join(different[:5])}); nothing was changed. "
+            "Choose another folder"
+        )
+
+
+def read_result(out: Path) -> dict[str, Any] | None:
+    """The result of a finished run, None of any other."""
+    try:
+        return dict(json.loads((out / RESULT).read_text()))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(
+            f"{out / RESULT}: is not JSON; remove it to evaluate the run again"
+        ) from None
+
+
+def write_result(out: Path, result: dict[str, Any]) -> None:
+    write_atomically(out / RESULT, json.dumps(result, indent=1) + "\n")

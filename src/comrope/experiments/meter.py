@@ -1,0 +1,80 @@
+"""Loss, speed, time spent waiting for data, memory: of a run, since its last report."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comrope.experiments.data import Batch
+from comrope.experiments.distributed import total
+from comrope.experiments.errors import UserError
+from comrope.experiments.logs import console, peak_memory
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self._restart()
+
+    def wait(self, stream: Iterator[Batch]) -> Batch:
+        """The next batch; what could not be read is named and counted."""
+        begun = time.perf_counter()
+        batch = next(stream)
+        self.waited += time.perf_counter() - begun
+        if batch.fatal:
+            raise UserError(batch.fatal)
+        for name in batch.unreadable:
+            self.run.unreadable += 1
+            console.print(f"skipped, cannot be read: {name}", soft_wrap=True)
+        return batch
+
+    def add(self, loss: Tensor) -> None:
+        self.losses.append(loss)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done meanwhile is not training."""
+        begun = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - begun
+
+    def require_finite(self) -> None:
+        if self.losses and not torch.stack(self.losses).isfinite().all():
+            raise UserError(
+                f"the loss is not finite before step {self.run.step}; the checkpoints in "
+                f"{self.run.out} are from before. A smaller optim.lr or optim.clip_grad may help"
+            )
+
+    def report(self) -> str:
+        """Write a record, and return a note for the progress bar."""
+        run = self.run
+        self.require_finite()
+        world = run.accelerator.num_processes
+        loss = total(run.accelerator, torch.stack(self.losses).mean())[0] / world
+        seconds = time.perf_counter() - self.started
+        speed = len(self.losses) * run.config.train.batch_size / seconds
+        if run.is_main:
+            run.log.write(
+                "train",
+                step=run.step,
+                epoch=run.step / run.batches.steps_per_epoch,
+                loss=loss,
+                lr=max(group["lr"] for group in run.optimizer.param_groups),
+                images_per_second=speed,
+                waiting_for_data=self.waited / seconds,
+                peak_memory_gib=peak_memory(run.accelerator.device),
+                unreadable=run.unreadable,
+            )
+        self._restart()
+        return f"loss {loss:.3f}, {speed:,.0f} images/s"
+
+    def _restart(self) -> None:
+        self.losses: list[Tensor] = []
+        self.waited, self.started = 0.0, time.perf_counter()

@@ -1,0 +1,109 @@
+"""Optimizer and schedule, from timm's factories; mixing, erasing, and the loss to go with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope.analysis import rotary_modules
+from comrope.experiments.config import Config
+from comrope.experiments.errors import UserError
+
+__all__ = ["Soften", "create_optimizer", "create_schedule", "parameter_groups"]
+
+
+def parameter_groups(config: Config, model: nn.Module) -> list[dict[str, Any]]:
+    """Weights with decay; biases, norms and tokens without; angles without, at their own rate."""
+    angles = {id(p) for module in rotary_modules(model).values() for p in module.parameters()}
+    spared = model.no_weight_decay()  # type: ignore[operator]
+    groups: dict[str, list[nn.Parameter]] = {"decayed": [], "spared": [], "angles": []}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in angles:
+            groups["angles"].append(parameter)
+        elif parameter.ndim <= 1 or name in spared:
+            groups["spared"].append(parameter)
+        else:
+            groups["decayed"].append(parameter)
+    decay, scale = config.optim.weight_decay, config.optim.angle_lr_scale
+    settings = {"decayed": (decay, 1.0), "spared": (0.0, 1.0), "angles": (0.0, scale)}
+    return [
+        {"params": parameters, "weight_decay": settings[name][0], "lr_scale": settings[name][1]}
+        for name, parameters in groups.items()
+        if parameters
+    ]
+
+
+def create_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    from timm.optim import create_optimizer_v2
+
+    optim = config.optim
+    try:
+        return create_optimizer_v2(
+            parameter_groups(config, model),
+            opt=optim.name,
+            lr=optim.lr,
+            weight_decay=optim.weight_decay,
+            betas=optim.betas,
+        )
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"optim.name: {error}, got {optim.name!r}") from None
+
+
+def create_schedule(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Any:
+    """timm's schedule, a function of the step; the warm-up is a share of the whole."""
+    from timm.scheduler import create_scheduler_v2
+
+    optim, epochs = config.optim, config.train.epochs
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched=optim.schedule,
+        num_epochs=epochs,
+        min_lr=optim.min_lr,
+        warmup_lr=0.0,
+        warmup_epochs=optim.warmup_ratio * epochs,  # type: ignore[arg-type]
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    if schedule is None:
+        raise UserError(f"optim.schedule: timm knows no {optim.schedule!r}; cosine is usual")
+    return schedule
+
+
+class Soften:
+    """What makes targets soft and images incomplete: mixup, cutmix, smoothing, random erasing."""
+
+    def __init__(self, config: Config) -> None:
+        from timm.data import Mixup
+        from timm.data.random_erasing import RandomErasing
+
+        augment = config.augment
+        self.smoothing = augment.smoothing
+        self.mix = None
+        if augment.mixup or augment.cutmix:
+            self.mix = Mixup(
+                mixup_alpha=augment.mixup,
+                cutmix_alpha=augment.cutmix,
+                label_smoothing=augment.smoothing,
+                num_classes=config.data.num_classes,
+            )
+        self.erasing = augment.erase
+        self.eraser = RandomErasing
+
+    def __call__(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if self.erasing:
+            eraser = self.eraser(self.erasing, mode="pixel", device=images.device)
+            images = eraser(images)
+        if self.mix is not None:
+            if len(images) % 2:
+                raise UserError(
+                    "augment.mixup: mixes pairs, so every process needs an even number of images "
+                    f"a part; got {len(images)}"
+                )
+            images, targets = self.mix(images, targets)
+        return images, targets
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        smoothing = 0.0 if self.mix is not None else self.smoothing  # mixed in already
+        return nn.functional.cross_entropy(logits.float(), targets, label_smoothing=smoothing)

@@ -1,0 +1,52 @@
+"""Randomness without state: every draw is seeded by what it is for.
+
+A sample's augmentation is a function of (seed, epoch, place in the epoch), a step's noise of
+(seed, step). So a run that was killed, or is resumed on another number of processes, draws what it
+would have drawn, and there are no generator states to save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+__all__ = ["derive", "generator", "seed_everything", "seeded"]
+
+
+def derive(*parts: int | str) -> int:
+    """A seed of 63 bits from what the draw is for."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(derive(*parts))
+
+
+def seed_everything(*parts: int | str) -> None:
+    """The global generators of Python, NumPy and torch (all devices)."""
+    seed = derive(*parts)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (what timm's augmentations draw from)
+    torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def seeded(*parts: int | str) -> Iterator[None]:
+    """The same for a while, on the CPU; then everything is as it was."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    seed = derive(*parts)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])

@@ -1,0 +1,180 @@
+"""One command a table: run what is missing, gather what is there, write it down."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from comrope.experiments import checkpoint, cost, figures, tables
+from comrope.experiments.config import Config, load_recipe, to_dict
+from comrope.experiments.data import resolution_of
+from comrope.experiments.distributed import create_accelerator
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, load_run
+from comrope.experiments.folders import read_result
+from comrope.experiments.inspection import angle_elements
+from comrope.experiments.logs import console, machine
+from comrope.experiments.runner import Task, relaunch_on_all_gpus, run_all
+from comrope.experiments.sources import open_sources
+from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, run_name
+
+__all__ = ["OFFSETS", "reproduce"]
+
+OFFSETS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the paper's rho, in image widths
+
+
+def reproduce(
+    name: str,
+    *,
+    preset: str = "demo",
+    out: Path,
+    data: str | None = None,
+    seeds: int | None = None,
+    methods: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Write ``results.json``, ``table.md`` and ``figure.png`` of a study into ``out / name``.
+
+    Runs go to ``out / "runs"`` and are shared by the studies: what is finished is not run again,
+    what was interrupted goes on.
+    """
+    study, chosen = _lookup("name", name, STUDIES), _lookup("preset", preset, PRESETS)
+    chosen = replace(chosen, seeds=seeds or chosen.seeds)
+    given = (*overrides, *([f"data.root={data}"] if data else []))
+    base = load_recipe(chosen.recipe).with_overrides(given)
+    if name == "cost":
+        results = cost.measure(base, progress=progress)
+    else:
+        cells = [c for c in study.cells(chosen) if not methods or c.method in methods]
+        plan = {c: [c.config(chosen, given, seed) for seed in range(chosen.seeds)] for c in cells}
+        _check(base, plan)
+        if chosen.together:
+            relaunch_on_all_gpus()
+        tasks = [
+            Task(config, out / "runs" / run_name(config)) for p in plan.values() for config in p
+        ]
+        run_all(tasks, device=base.train.device, progress=progress)
+        results = {"cells": [_gather(name, c, p, out, progress) for c, p in plan.items()]}
+    accelerator = create_accelerator(base.train.precision, base.train.device)
+    results = {
+        "study": name,
+        "title": study.title,
+        "where": study.where,
+        "preset": preset,
+        "data": chosen.data,
+        "seeds": chosen.seeds,
+        "command": shlex.join(["comrope", *sys.argv[1:]]),
+        "trained_at": int(base.model.name.rsplit("_", 1)[1]),
+        "resolutions": list(base.evaluate.resolutions),
+        "machine": machine(accelerator.device),
+        "recipe": to_dict(base),
+        **results,
+        "paper": paper_figures(),
+    }
+    if accelerator.is_main_process:
+        _write(name, results, out / name)
+    accelerator.wait_for_everyone()
+    return results
+
+
+def paper_figures() -> dict[str, Any]:
+    """What the paper printed."""
+    text = resources.files("comrope.experiments").joinpath("paper.yaml").read_text()
+    return dict(yaml.safe_load(text))
+
+
+def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:
+    if name not in known:
+        raise UserError(f"{label}: expected one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def _check(base: Config, plan: dict[Cell, list[Config]]) -> None:
+    """Everything that can be wrong, before the first run rather than at the tenth."""
+    if not plan:
+        raise UserError(f"methods: none of this study's; expected some of {', '.join(LABELS)}")
+    open_sources(replace(base, data=replace(base.data, cache=False)))
+    for configs in plan.values():
+        check_resolutions(build_model(configs[0]), configs[0].evaluate.resolutions)
+
+
+def _gather(
+    name: str, cell: Cell, configs: list[Config], out: Path, progress: bool
+) -> dict[str, Any]:
+    runs = []
+    for config in configs:
+        folder = out / "runs" / run_name(config)
+        result = read_result(folder)
+        assert result is not None
+        result["top1"] = {str(r): result["top1"][str(r)] for r in config.evaluate.resolutions}
+        run = {"run": folder.name, "seed": config.train.seed, **result}
+        if name == "offset":
+            run["offset"] = _offset_curve(config, folder, progress)
+        if name == "distribution":
+            elements = angle_elements(load_run(folder)[1])
+            run["std"] = float(elements.std())
+            run["histogram"] = figures.histogram(elements)
+        runs.append(run)
+    gathered = {
+        "method": cell.method,
+        "perturbation": cell.perturbation,
+        "perturbation_per": configs[0].train.perturbation_per,
+        "block_size": cell.block_size,
+        "runs": runs,
+    }
+    for key in ("top1", "offset"):
+        if key in runs[0]:
+            gathered[key] = {x: _spread([run[key][x] for run in runs]) for x in runs[0][key]}
+    if "std" in runs[0]:
+        gathered["std"] = _spread([run["std"] for run in runs])
+    return gathered
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    """Mean and sample standard deviation over seeds."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "values": values}
+
+
+def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, float]:
+    """Accuracy at the training resolution for every rho, kept beside the run."""
+    file = folder / "offset.json"
+    if file.exists():
+        return dict(json.loads(file.read_text()))
+    if progress:
+        console.print(f"moving the images: {folder.name}")
+    model = load_run(folder)[1]
+    accelerator = create_accelerator(config.train.precision, config.train.device)
+    if config.model.position == "liere":  # an exponential for every image, token, head and block
+        smaller = max(1, config.evaluate.batch_size // 8)
+        config = config.with_overrides({"evaluate.batch_size": smaller})
+    model.to(accelerator.device)
+    source = open_sources(config, train=False)[1]
+    resolution = resolution_of(config)[0]
+    curve = {
+        f"{rho:g}": accuracy(model, config, source, resolution, accelerator, offset=rho)["top1"]
+        for rho in OFFSETS
+    }
+    if accelerator.is_main_process:
+        checkpoint.write_atomically(file, json.dumps(curve) + "\n")
+    return curve
+
+
+def _write(name: str, results: dict[str, Any], folder: Path) -> None:
+    checkpoint.write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    text = tables.table(name, results)
+    checkpoint.write_atomically(folder / "table.md", text)
+    figures.draw(name, results, folder / "figure.png")
+    print(text)
+    print(f"results: {folder / 'results.json'}\ntable:   {folder / 'table.md'}")
+    print(f"figure:  {folder / 'figure.png'}")

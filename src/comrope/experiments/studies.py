@@ -1,0 +1,126 @@
+"""The paper's comparisons as lists of runs: which methods, with which settings, at which scale."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from comrope.experiments.config import RUNTIME, Config, load_recipe, to_dict
+
+__all__ = ["LABELS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
+
+LABELS = {
+    "none": "no positions",
+    "ape": "APE",
+    "rope": "vanilla RoPE",
+    "rope-mixed": "RoPE-Mixed",
+    "liere": "LieRE",
+    "comrope-ap": "ComRoPE-AP",
+    "comrope-ld": "ComRoPE-LD",
+    "comrope-torus": "comrope-torus (all commuting)",
+}
+ALL = tuple(LABELS)[1:]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A scale: the recipe that every run starts from, and how often each is repeated."""
+
+    recipe: str
+    data: str  # what to call it in a table
+    seeds: int
+    together: bool  # one run over all GPUs at a time, rather than a run on each
+    methods: tuple[str, ...] = ALL
+    perturbations: tuple[float, ...] = (1.0, 0.0)
+
+
+PRESETS = {
+    "demo": Preset(
+        "digits",
+        "scikit-learn digits, ViT-nano/2 trained at 12 px",
+        seeds=3,
+        together=False,
+        methods=("ape", "rope", "liere", "comrope-ap", "comrope-ld", "comrope-torus"),
+        perturbations=(1.0,),
+    ),
+    "small": Preset("imagenette", "Imagenette, ViT-S/8 trained at 128 px", 3, together=False),
+    "paper": Preset("imagenet", "ImageNet-1K, ViT-B/16 trained at 224 px", 1, together=True),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table: a method with its settings, over several seeds."""
+
+    method: str
+    perturbation: float = 1.0
+    block_size: int = 8
+
+    def config(self, preset: Preset, overrides: tuple[str, ...], seed: int) -> Config:
+        fields: dict[str, Any] = {
+            "model.position": self.method,
+            "model.block_size": self.block_size,
+            "train.perturbation": self.perturbation,
+            "train.seed": seed,
+        }
+        if self.method == "liere":  # it needs an exponential for every new position
+            fields["train.perturbation_per"] = "batch"
+        return load_recipe(preset.recipe).with_overrides(fields).with_overrides(overrides)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of the paper. ``cells`` of None: nothing is trained."""
+
+    title: str
+    where: str
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        return []
+
+
+class Classification(Study):
+    def cells(self, preset: Preset) -> list[Cell]:
+        return [Cell(m, p) for m in preset.methods for p in preset.perturbations]
+
+
+class Offset(Study):
+    def cells(self, preset: Preset) -> list[Cell]:
+        return [Cell(m) for m in preset.methods if m != "ape"]
+
+
+class BlockSize(Study):
+    def cells(self, preset: Preset) -> list[Cell]:
+        methods = ("liere", "comrope-ap", "comrope-ld")
+        return [Cell(m, block_size=b) for m in methods for b in (2, 4, 8)]
+
+
+class Perturbation(Study):
+    def cells(self, preset: Preset) -> list[Cell]:
+        methods = ("ape", "comrope-ld")
+        return [Cell(m, p) for m in methods for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
+
+
+STUDIES: dict[str, Study] = {
+    "classification": Classification("2D classification over resolutions", "Tab. 1"),
+    "offset": Offset("Accuracy when the coordinates are moved", "Sec. 4.3.1"),
+    "block-size": BlockSize("Block size", "Sec. 4.3.2"),
+    "perturbation": Perturbation("Perturbation intensity", "Sec. 4.3.3"),
+    "distribution": BlockSize("Distribution of the angles", "Tab. 6"),
+    "cost": Study("Parameters and time", "Tab. 5 and 7"),
+}
+
+
+def run_name(config: Config) -> str:
+    """A folder for a configuration: readable, and the same for the same configuration only."""
+    decisive = [
+        (f"{section}.{key}", value)
+        for section, fields in to_dict(config).items()
+        for key, value in fields.items()
+        if f"{section}.{key}" not in RUNTIME
+    ]
+    digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
+    model, train = config.model, config.train
+    return f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}-{digest}"

@@ -1,0 +1,169 @@
+"""Results as Markdown: ours, and the paper's figures beside them, said to be of other data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from comrope.experiments.studies import LABELS
+
+__all__ = ["table"]
+
+
+def table(name: str, results: dict[str, Any]) -> str:
+    """The whole of table.md."""
+    body = {
+        "classification": _by_resolution,
+        "block-size": _by_resolution,
+        "perturbation": _by_resolution,
+        "offset": _offset,
+        "distribution": _distribution,
+        "cost": _cost,
+    }[name](results)
+    machine = results["machine"]
+    seeds = "" if name == "cost" else f" {results['seeds']} seed(s), mean ± standard deviation."
+    return (
+        f"# {results['title']} ({results['where']} of the paper)\n\n"
+        f"Ours: {results['data']}.{seeds}\n\n{body}\n"
+        f"`{results['command']}`, {machine['device']}, torch {machine['torch']}, "
+        f"{machine['date']}\n"
+    )
+
+
+def rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    marks = ["---", *["---:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, marks, *lines))
+
+
+def number(spread: dict[str, Any], digits: int = 2) -> str:
+    """Mean, and spread if there is one."""
+    text = f"{spread['mean']:.{digits}f}"
+    return text if spread["std"] is None else f"{text} ± {spread['std']:.{digits}f}"
+
+
+def label(cell: dict[str, Any], *, settings: bool = True) -> str:
+    text = LABELS[cell["method"]]
+    if settings and cell["method"] == "liere" and cell["perturbation"]:
+        text += "" if cell["perturbation_per"] == "sample" else " (noise shared by the batch)"
+    return text
+
+
+def _by_resolution(results: dict[str, Any]) -> str:
+    blocks = len({cell["block_size"] for cell in results["cells"]}) > 1
+    shared = all(c["perturbation_per"] == "batch" for c in results["cells"])
+    header = ["method", *(["block"] if blocks else []), "σ"]
+    header += [f"{r} px" for r in results["resolutions"]]
+    ours = [
+        [
+            label(cell, settings=not shared),
+            *([str(cell["block_size"])] if blocks else []),
+            f"{cell['perturbation']:g}",
+            *(number(cell["top1"][str(r)], 1) for r in results["resolutions"]),
+        ]
+        for cell in results["cells"]
+    ]
+    text = "Top-1 accuracy, %, on the validation set, by evaluation resolution.\n\n"
+    text += rows(header, ours)
+    if shared:
+        text += "\nNoise on the coordinates: one draw a step, shared by the batch.\n"
+    return text + "\n" + _paper_by_resolution(results)
+
+
+def _paper_by_resolution(results: dict[str, Any]) -> str:
+    paper = results["paper"]["classification"]
+    wanted = {(c["method"], int(c["perturbation"])) for c in results["cells"]}
+    lines = [
+        [LABELS[method], str(sigma), *(f"{v:.2f}" for v in values)]
+        for method, by_sigma in paper["top1"].items()
+        for sigma, values in by_sigma.items()
+        if (method, sigma) in wanted
+    ]
+    if not lines:
+        return ""
+    # The paper's ratios of resolution to training resolution are those of our columns.
+    header = ["method", "σ", *(f"{r} px" for r in paper["resolutions"])]
+    return (
+        f"The paper's, on another data set ({paper['data']} trained at "
+        f"{paper['trained_at']} px, blocks of 8):\n\n{rows(header, lines)}"
+    )
+
+
+def _offset(results: dict[str, Any]) -> str:
+    rhos = list(results["cells"][0]["offset"])
+    lines = []
+    for cell in results["cells"]:
+        curve = cell["offset"]
+        moved = max(
+            abs(run["offset"][rho] - run["offset"]["0"]) for run in cell["runs"] for rho in rhos
+        )
+        lines.append([label(cell), *(number(curve[rho]) for rho in rhos), f"{moved:.2f}"])
+    header = ["method", *(f"ρ = {rho}" for rho in rhos), "largest change"]
+    return (
+        f"Top-1 accuracy, %, at {results['trained_at']} px, when the coordinates of every image "
+        "are moved by N(0, ρ²) image widths; the largest change over ρ and seeds, in points.\n\n"
+        + rows(header, lines)
+        + "\nThe paper shows this as a figure without numbers: LieRE decays, ComRoPE stays.\n"
+    )
+
+
+def _distribution(results: dict[str, Any]) -> str:
+    paper = results["paper"]["distribution"]
+    lines = [
+        [
+            label(cell),
+            str(cell["block_size"]),
+            number(cell["std"], 3),
+            f"{paper['std'][cell['method']][cell['block_size']]:.3f}",
+        ]
+        for cell in results["cells"]
+    ]
+    header = ["method", "block", "ours", f"paper ({paper['data']})"]
+    return (
+        "Standard deviation of the elements above the diagonals of all angle matrices after "
+        f"training.\n\n{rows(header, lines)}"
+    )
+
+
+def _cost(results: dict[str, Any]) -> str:
+    paper = results["paper"]
+    parameters = [
+        [
+            LABELS[row["method"]],
+            str(row["block_size"]),
+            f"{row['parameters']:,}",
+            row["formula"] or "–",
+            "–" if row["expected"] is None else f"{row['expected']:,}",
+        ]
+        for row in results["parameters"]
+    ]
+    header = ["method", "block", "counted", "paper's formula", "its value"]
+    text = f"Extra parameters of {results['counted_for']}.\n\n{rows(header, parameters)}\n"
+    epochs = paper["cost"]["minutes_per_epoch"]
+    checks = paper["cost"]["seconds_of_validation"]
+    lines = [
+        [
+            LABELS[row["method"]],
+            str(row["block_size"]),
+            f"{row['train_ms']:.1f}",
+            f"{row['train_ratio']:.2f}",
+            f"{row['inference_ms']:.1f}",
+            f"{row['inference_ratio']:.2f}",
+            f"{row['error']:.0e}" if row["error"] is not None else "–",
+            _paper_ratio(epochs, row),
+            _paper_ratio(checks, row),
+        ]
+        for row in results["times"]
+    ]
+    header = ["method", "block", "train step, ms", "÷ vanilla", "inference, ms", "÷ vanilla"]
+    header += ["error", "paper: train", "paper: inference"]
+    return text + (
+        f"Time of {results['timed']}; medians, the methods taking turns. *Error*: of the logits "
+        "against the block-wise matrix exponential in float32, checked before in the same run.\n"
+        f"The paper's ratios are of other hardware ({paper['cost']['data']}).\n\n"
+        + rows(header, lines)
+    )
+
+
+def _paper_ratio(times: dict[str, dict[int, float]], row: dict[str, Any]) -> str:
+    found = times.get(row["method"], {}).get(row["block_size"])
+    return "–" if found is None else f"{found / times['rope'][2]:.2f}"

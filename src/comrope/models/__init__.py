@@ -1,0 +1,8 @@
+"""Models that are made of a position encoding. Importing this room registers them with timm."""
+
+from __future__ import annotations
+
+from comrope.models.presets import SIZES, create_model
+from comrope.models.vit import POSITIONS, ViT
+
+__all__ = ["POSITIONS", "SIZES", "ViT", "create_model"]

@@ -1,0 +1,62 @@
+"""Self-attention that turns its queries and keys, and the transformer block around it."""
+
+from __future__ import annotations
+
+from timm.layers import DropPath, LayerScale, Mlp
+from torch import Tensor, nn
+
+from comrope.rotary import RotaryEmbedding
+
+__all__ = ["Attention", "Block"]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; ``rope`` None is attention without positions."""
+
+    def __init__(self, dim: int, num_heads: int, *, rope: RotaryEmbedding | None = None) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.rope = rope
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, T, C) at positions (T, N) or (B, T, N)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.rope is not None:
+            q, k = self.rope(q, k, positions)
+        x = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        rope: RotaryEmbedding | None = None,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+
+        def scale() -> nn.Module:
+            return nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+
+        def skip() -> nn.Module:
+            return DropPath(drop_path) if drop_path else nn.Identity()
+
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, num_heads, rope=rope)
+        self.scale1, self.skip1 = scale(), skip()
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.scale2, self.skip2 = scale(), skip()
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        x = x + self.skip1(self.scale1(self.attn(self.norm1(x), positions)))
+        return x + self.skip2(self.scale2(self.mlp(self.norm2(x))))

@@ -1,0 +1,70 @@
+"""Models by name: ``vit_base_patch16_224`` here, ``comrope_vit_base_patch16_224`` in timm."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from timm.models import build_model_with_cfg, register_model
+from torch import nn
+
+from comrope.models.vit import ViT
+
+__all__ = ["SIZES", "create_model"]
+
+# Width, depth and heads: "nano" is for tests and demonstrations, the others are the usual ones.
+SIZES: dict[str, dict[str, Any]] = {
+    "nano": {"embed_dim": 64, "depth": 3, "num_heads": 2, "init_std": 0.12},
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+NAME = re.compile(r"(?:comrope_)?vit_([a-z]+)_patch(\d+)_(\d+)")
+IN_TIMM = [
+    f"comrope_vit_{size}_patch{patch}_{resolution}"
+    for size in ("tiny", "small", "base", "large")
+    for patch, resolution in ((8, 224), (14, 224), (16, 224), (16, 384), (32, 224))
+]
+
+
+def create_model(name: str, **options: Any) -> ViT:
+    """A ViT by name, ``vit_{size}_patch{patch}_{resolution}``, such as ``vit_base_patch16_224``.
+
+    Any patch size and training resolution can be named; ``options`` are those of ``ViT`` and win
+    over the name, so ``img_size=(8, 224, 224), patch_size=(1, 16, 16)`` makes it take clips.
+    """
+    match = NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None or match[1] not in SIZES:
+        raise ValueError(
+            f"name: expected vit_SIZE_patchP_RESOLUTION, such as vit_base_patch16_224, with SIZE "
+            f"one of {', '.join(SIZES)}, got {name!r}"
+        )
+    sizes = {"patch_size": int(match[2]), "img_size": int(match[3]), **SIZES[match[1]]}
+    return ViT(**{**sizes, **options})
+
+
+def _register(name: str) -> None:
+    def build(pretrained: bool = False, **options: Any) -> nn.Module:
+        return build_model_with_cfg(
+            lambda **kwargs: create_model(name, **kwargs), name, pretrained, **options
+        )
+
+    build.__name__ = name
+    register_model(build)
+
+
+# timm files a configuration beside every name; there are no published weights.
+default_cfgs = {
+    name: {
+        "url": "",
+        "input_size": (3, int(name.rsplit("_", 1)[1]), int(name.rsplit("_", 1)[1])),
+        "num_classes": 1000,
+        "fixed_input_size": False,
+        "first_conv": "patches.proj",
+        "classifier": "head",
+    }
+    for name in IN_TIMM
+}
+for _name in IN_TIMM:
+    _register(_name)

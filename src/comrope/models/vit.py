@@ -1,0 +1,228 @@
+"""One vision transformer for any number of axes: sequences, images and clips share the code.
+
+Shapes: B batch, T patches, N axes, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from comrope import checks
+from comrope import positions as coordinates
+from comrope.analysis import rotary_modules
+from comrope.methods import METHODS
+from comrope.models.attention import Block
+from comrope.models.embeddings import AbsolutePositions, Patches
+from comrope.rotary import RotaryEmbedding
+
+__all__ = ["POSITIONS", "ViT"]
+
+POSITIONS = (*METHODS, "ape", "none")
+POOLS = ("token", "avg")
+CLASS_POSITIONS = ("center", "unrotated")
+ROPE_UNITS = ("patch", "relative")
+
+
+class ViT(nn.Module):
+    """A plain ViT whose positions are encoded by ``position`` and by nothing else.
+
+    Args:
+        img_size: The canvas at training, one size for two axes or one per axis: (224, 224) is an
+            image, (1024,) a sequence, (8, 224, 224) a clip. At run time any size will do.
+        patch_size: One size for all axes or one per axis.
+        position: A method of ``comrope.METHODS``, ``"ape"`` (one learned vector a patch of the
+            training grid, interpolated) or ``"none"``.
+        block_size, init: As ``RotaryEmbedding`` takes them.
+        rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and ``init="rope"``:
+            ``"patch"``, patches of the training grid, the way RoPE is used; ``"relative"``, the
+            paper read literally, the whole image being less than one radian.
+        base: Vanilla RoPE's base, 10000 by default.
+        class_token: A class token in front of the patches.
+        class_position: ``"center"``, the class token stands at the centre of the canvas and moves
+            with it; ``"unrotated"``, it is left unrotated.
+        global_pool: ``"token"``, the class token is classified; ``"avg"``, the mean of the patches.
+        init_std: Spread of the weights and of the absolute positions at the start. The usual 0.02
+            suits widths of hundreds; narrow models learn sooner with more.
+        rotary_options: What the method alone takes, and ``backend``.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: int | Sequence[int] = 224,
+        patch_size: int | Sequence[int] = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        position: str = "comrope-ld",
+        block_size: int = 8,
+        init: str = "normal",
+        rope_units: str = "patch",
+        base: float | None = None,
+        class_token: bool = True,
+        class_position: str = "center",
+        global_pool: str = "token",
+        drop_path_rate: float = 0.0,
+        layer_scale: float | None = None,
+        init_std: float = 0.02,
+        **rotary_options: Any,
+    ) -> None:
+        super().__init__()
+        canvas = _sizes("img_size", img_size, 2 if isinstance(patch_size, int) else len(patch_size))
+        patch = _sizes("patch_size", patch_size, len(canvas))
+        checks.one_of("position", position, POSITIONS)
+        checks.one_of("rope_units", rope_units, ROPE_UNITS)
+        checks.one_of("class_position", class_position, CLASS_POSITIONS)
+        checks.one_of("global_pool", global_pool, POOLS)
+        if global_pool == "token" and not class_token:
+            raise ValueError("global_pool: 'token' needs class_token=True, got False")
+        if embed_dim % num_heads:
+            raise ValueError(
+                f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}"
+            )
+        self.num_axes, self.init_std = len(canvas), checks.real("init_std", init_std)
+        self.position, self.class_position, self.global_pool = position, class_position, global_pool
+        self.num_classes, self.num_features = num_classes, embed_dim
+        self.num_prefix_tokens = int(class_token)
+        self.patches = Patches(patch, checks.integer("in_chans", in_chans, 1), embed_dim)
+        self.train_grid = self.patches.grid_shape(canvas)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if class_token else None
+        self.ape = AbsolutePositions(self.train_grid, embed_dim) if position == "ape" else None
+
+        def rope() -> RotaryEmbedding | None:
+            if position not in METHODS:
+                if rotary_options or init != "normal" or base is not None:
+                    raise ValueError(
+                        f"position: {position!r} has no rotation, so it takes no init, base or "
+                        f"options; got init={init!r}, base={base!r}, {rotary_options}"
+                    )
+                return None
+            vanilla = position == "rope" or init == "rope"
+            in_patches = vanilla and rope_units == "patch"
+            return RotaryEmbedding(
+                position,
+                num_heads=num_heads,
+                head_dim=embed_dim // num_heads,
+                num_axes=self.num_axes,
+                block_size=block_size,
+                init=init,
+                base=base,
+                position_scale=self.train_grid if in_patches else None,
+                num_prefix_tokens=self.num_prefix_tokens if class_position == "unrotated" else 0,
+                **rotary_options,
+            )
+
+        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        self.blocks = nn.ModuleList(
+            Block(
+                embed_dim,
+                num_heads,
+                rope=rope(),
+                mlp_ratio=mlp_ratio,
+                drop_path=rate,
+                layer_scale=layer_scale,
+            )
+            for rate in rates
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
+        self.reset_parameters()
+
+    def token_positions(self, grid: Sequence[int] | None = None) -> Tensor:
+        """Where the tokens of a grid of patches stand, class token included: (T [+ 1], N)."""
+        place = coordinates.grid(grid or self.train_grid, device=self.patches.proj.weight.device)
+        return coordinates.with_class_token(place, count=self.num_prefix_tokens)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits (B, num_classes) of a canvas (B, C, X_1, ..., X_N).
+
+        ``positions`` are those of the patches, relative to the canvas, (T, N) or (B, T, N); the
+        class token is put at the centre. Or those of all tokens, class token first. By default the
+        patch centres.
+        """
+        return self.forward_head(self.forward_features(x, positions))
+
+    def forward_features(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """All tokens after the last norm, (B, [1 +] T, C)."""
+        if x.ndim != 2 + self.num_axes or x.shape[1] != self.patches.in_chans:
+            raise ValueError(
+                f"x: expected (B, {self.patches.in_chans}, ...) with {self.num_axes} sizes, "
+                f"got {tuple(x.shape)}"
+            )
+        positions = self._positions(positions, self.patches.grid_shape(x.shape[2:]))
+        x = self.patches(x)
+        if self.ape is not None:
+            x = x + self.ape(positions[..., self.num_prefix_tokens :, :]).to(x.dtype)
+        if self.cls_token is not None:
+            x = torch.cat((self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
+        for block in self.blocks:
+            x = block(x, positions)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        pooled = self.global_pool == "avg"
+        x = x[:, self.num_prefix_tokens :].mean(1) if pooled else x[:, 0]
+        return x if pre_logits else self.head(x)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        if global_pool is not None:
+            self.global_pool = checks.one_of("global_pool", global_pool, POOLS)
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self._reset_linear(self.head)
+
+    def reset_parameters(self) -> None:
+        """As timm starts its ViTs: truncated normals, zero biases, patches as torch does."""
+        self.patches.proj.reset_parameters()
+        for module in (*self.blocks.modules(), self.head):
+            self._reset_linear(module)
+        if self.ape is not None:
+            trunc_normal_(self.ape.codebook, std=self.init_std)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=1e-6)
+
+    def _reset_linear(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=self.init_std)
+            nn.init.zeros_(module.bias)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that an optimizer should not decay: tokens, positions, angles."""
+        angles = {
+            f"{name}.{parameter}"
+            for name, module in rotary_modules(self).items()
+            for parameter in module.no_weight_decay()
+        }
+        return angles | {"cls_token", "ape.codebook"}
+
+    def _positions(self, positions: Tensor | None, grid: tuple[int, ...]) -> Tensor:
+        everything = self.token_positions(grid)
+        if positions is None:
+            return everything
+        tokens = everything.shape[0]
+        if positions.shape[-2] == tokens:
+            return positions
+        if positions.shape[-2] != tokens - self.num_prefix_tokens:
+            raise ValueError(
+                f"positions: expected {tokens - self.num_prefix_tokens} rows, one a patch, or "
+                f"{tokens}, one a token, got {positions.shape[-2]}"
+            )
+        return coordinates.with_class_token(positions, count=self.num_prefix_tokens)
+
+
+def _sizes(label: str, value: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    sizes = (value,) * num_axes if isinstance(value, int) else tuple(value)
+    if label == "patch_size" and len(sizes) != num_axes:
+        raise ValueError(f"{label}: expected {num_axes} sizes, as img_size has, got {value!r}")
+    return tuple(checks.integer(label, size, 1) for size in sizes)
