@@ -22,7 +22,7 @@ from comrope.experiments.errors import UserError
 
 __all__ = ["Checkpoint", "latest", "save", "write_atomically"]
 
-STATE = "state.json"
+STATE = "state.json"  # one line, and below it its sum
 
 
 class Checkpoint(NamedTuple):
@@ -57,7 +57,9 @@ def save(
                 aside / f"{name}.safetensors",
             )
         sums = {file.name: _sum(file) for file in sorted(aside.iterdir())}
-        (aside / STATE).write_text(json.dumps({**state, "step": step, "sums": sums}))
+        content = json.dumps({**state, "step": step, "sums": sums})
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        (aside / STATE).write_text(f"{content}\n{digest}\n")
         for file in aside.iterdir():
             _flush(file)
         _flush(aside)
@@ -108,7 +110,10 @@ def write_atomically(path: Path, text: str) -> None:
 def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
     for step, path in sorted(_steps(folder).items(), reverse=True):
         try:
-            state = json.loads((path / STATE).read_text())
+            content, digest = (path / STATE).read_text().splitlines()
+            if hashlib.sha256(content.encode()).hexdigest() != digest:
+                raise ValueError(f"{STATE} is not what was written")
+            state = json.loads(content)
             for name, expected in state["sums"].items():
                 if _sum(path / name) != expected:
                     raise ValueError(f"{name} is not what was written")

@@ -265,6 +265,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     (kind,) = (option for option in options if option is not types.NoneType)
     if typing.get_origin(kind) is tuple:
         element, *rest = typing.get_args(kind)
+        if isinstance(value, str):  # "64,128", as typed on a command line
+            value = yaml.safe_load(f"[{value}]")
         value = [value] if not isinstance(value, (list, tuple)) else value
         if rest != [Ellipsis] and len(value) != 1 + len(rest):
             raise UserError(f"{where}: expected {1 + len(rest)} values, got {value!r}")

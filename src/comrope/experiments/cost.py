@@ -14,7 +14,7 @@ from comrope.analysis import rotary_modules
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import resolution_of
 from comrope.experiments.distributed import create_accelerator
-from comrope.experiments.evaluate import build_model
+from comrope.experiments.evaluate import build_model, compile_blocks
 from comrope.experiments.logs import progress_bar
 from comrope.models import ViT
 
@@ -96,6 +96,7 @@ def measure(base: Config, *, progress: bool = True) -> dict[str, Any]:
     batch = min(base.train.batch_size, BATCH.get(device.type, 128))
     images = torch.randn(batch, base.data.in_chans, size, size, device=device)
     targets = torch.randint(base.data.num_classes, (batch,), device=device)
+    torch.compiler.reset()
     rows, models = [], []
     with progress_bar(progress, "methods") as bar:
         task = bar.add_task("checking and warming up", total=len(ROWS), note="")
@@ -107,7 +108,7 @@ def measure(base: Config, *, progress: bool = True) -> dict[str, Any]:
             if error is not None and not error < TOLERANCE:
                 raise RuntimeError(f"{method}: parity error {error:.1e}; no speed is reported")
             if base.train.compile:
-                model.compile()
+                compile_blocks(model)
             positions = _positions(base, method, model, batch)
             models.append((model, positions))
             for _ in range(3):

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -25,6 +24,7 @@ from comrope.experiments.sources import Source
 __all__ = ["Batch", "Normalize", "TrainBatches", "eval_loader", "train_loader"]
 
 RETRIES = 50  # unreadable images in a row
+DRAWS = 10  # of an augmentation
 IGNORED = -1  # the class of what only fills a batch
 
 
@@ -86,9 +86,21 @@ class Images(Dataset[Item]):
                     fatal = f"{unreadable[0]} and the {attempt} images after it cannot be read"
         if key.place < 0:
             target = IGNORED
-        with seeded(self.seed, "image", key.epoch, key.place):
-            pixels = self.transform(image)
-        return Item(torch.as_tensor(np.asarray(pixels)), target, unreadable, fatal)
+        return Item(self._augmented(image, key), target, unreadable, fatal)
+
+    def _augmented(self, image: Image.Image, key: Key) -> Tensor:
+        """A draw of the augmentation; another one if it is none that Pillow will do.
+
+        timm's posterize asks for zero bits at times, which Pillow refuses.
+        """
+        for attempt in range(DRAWS):
+            with seeded(self.seed, "image", key.epoch, key.place, attempt):
+                try:
+                    return torch.as_tensor(self.transform(image))
+                except ValueError:
+                    if attempt == DRAWS - 1:
+                        raise
+        raise AssertionError
 
 
 class TrainBatches:

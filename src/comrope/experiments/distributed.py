@@ -9,10 +9,21 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["accumulating", "create_accelerator", "distribute", "full", "like", "unwrap"]
+__all__ = [
+    "accumulating",
+    "create_accelerator",
+    "distribute",
+    "full",
+    "like",
+    "reshard",
+    "total",
+    "unwrap",
+]
 
 
 def create_accelerator(precision: str, device: str) -> Accelerator:
@@ -31,10 +42,7 @@ def distribute(model: nn.Module, strategy: str, accelerator: Accelerator) -> nn.
     if strategy == "ddp":
         on_gpu = accelerator.device.type == "cuda"
         devices = [accelerator.device.index] if on_gpu else None
-        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
+        return DistributedDataParallel(model, device_ids=devices)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     for block in model.blocks:  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh)
@@ -46,11 +54,15 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def reshard(model: nn.Module) -> None:
+    """After evaluation: a sharded model keeps the weights that it gathered last."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
 @contextlib.contextmanager
 def accumulating(model: nn.Module, last: bool) -> Iterator[None]:
     """Gradients are exchanged between processes in the last part of a step only."""
-    from torch.distributed.fsdp import FSDPModule
-
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     if isinstance(model, DistributedDataParallel) and not last:

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from comrope import positions as coordinates
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import IGNORED, Normalize, eval_loader
-from comrope.experiments.distributed import create_accelerator, total
+from comrope.experiments.distributed import create_accelerator, reshard, total
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import CONFIG, WEIGHTS
 from comrope.experiments.logs import progress_bar
@@ -22,7 +22,14 @@ from comrope.experiments.sources import Source, open_sources
 from comrope.experiments.state import load_model
 from comrope.models import ViT, create_model
 
-__all__ = ["accuracy", "build_model", "check_resolutions", "evaluate_run", "load_run"]
+__all__ = [
+    "accuracy",
+    "build_model",
+    "check_resolutions",
+    "compile_blocks",
+    "evaluate_run",
+    "load_run",
+]
 
 
 def build_model(config: Config) -> ViT:
@@ -47,6 +54,14 @@ def build_model(config: Config) -> ViT:
         )
     except ValueError as error:
         raise UserError(f"model: {error}") from None
+
+
+def compile_blocks(model: ViT) -> None:
+    """Compile the blocks rather than the whole: one compilation serves them all."""
+    for block in model.blocks:
+        block.compile()
+    # The blocks share their code; each rate of drop path needs a compilation of its own.
+    torch._dynamo.config.recompile_limit += 4 * len(model.blocks)
 
 
 def check_resolutions(model: ViT, resolutions: Iterable[int]) -> None:
@@ -79,6 +94,7 @@ def load_run(folder: Path) -> tuple[Config, ViT]:
     return config, model.eval()
 
 
+@torch.compiler.set_stance("force_eager")  # every resolution would be compiled anew
 @torch.inference_mode()
 def accuracy(
     model: ViT,
@@ -119,11 +135,11 @@ def accuracy(
                 size = images.shape[0]
                 positions = coordinates.shift(place, offset, batch_size=size, generator=noise)
             with accelerator.autocast():
-                # forward, not a call: what was compiled for training stays out of it
-                logits = model.forward(images, positions)
+                logits = model(images, positions)
             correct += (logits.argmax(-1) == targets).sum()
             count += (targets != IGNORED).sum()
         advance(len(targets) * accelerator.num_processes)
+    reshard(model)
     model.train(was_training)
     right, seen, skipped = total(accelerator, correct, count, float(len(unreadable)))
     if not seen:

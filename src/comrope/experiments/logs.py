@@ -19,10 +19,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.folders import LOG
 
-__all__ = ["Log", "console", "machine", "peak_memory", "progress_bar", "read_log"]
+__all__ = ["Log", "console", "machine", "peak_memory", "progress_bar", "read_log", "say"]
 
 console = Console(stderr=True, highlight=False)
 TORCH_PACKAGES = ("torch", "timm", "accelerate")
+
+
+def say(text: str) -> None:
+    """A line to whoever watches, as it is: paths are neither broken nor read as markup."""
+    console.print(text, soft_wrap=True, markup=False)
 
 
 class Log:

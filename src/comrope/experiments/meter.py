@@ -13,7 +13,7 @@ from torch import Tensor
 from comrope.experiments.data import Batch
 from comrope.experiments.distributed import total
 from comrope.experiments.errors import UserError
-from comrope.experiments.logs import console, peak_memory
+from comrope.experiments.logs import peak_memory, say
 
 __all__ = ["Meter"]
 
@@ -32,7 +32,7 @@ class Meter:
             raise UserError(batch.fatal)
         for name in batch.unreadable:
             self.run.unreadable += 1
-            console.print(f"skipped, cannot be read: {name}", soft_wrap=True)
+            say(f"skipped, cannot be read: {name}")
         return batch
 
     def add(self, loss: Tensor) -> None:

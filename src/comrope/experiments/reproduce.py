@@ -22,7 +22,7 @@ from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, load_run
 from comrope.experiments.folders import read_result
 from comrope.experiments.inspection import angle_elements
-from comrope.experiments.logs import console, machine
+from comrope.experiments.logs import machine, say
 from comrope.experiments.runner import Task, relaunch_on_all_gpus, run_all
 from comrope.experiments.sources import open_sources
 from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, run_name
@@ -152,7 +152,7 @@ def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, flo
     if file.exists():
         return dict(json.loads(file.read_text()))
     if progress:
-        console.print(f"moving the images: {folder.name}")
+        say(f"moving the images: {folder.name}")
     model = load_run(folder)[1]
     accelerator = create_accelerator(config.train.precision, config.train.device)
     if config.model.position == "liere":  # an exponential for every image, token, head and block

@@ -16,7 +16,7 @@ import torch
 
 from comrope.experiments.config import Config
 from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.logs import console, progress_bar
+from comrope.experiments.logs import progress_bar, say
 from comrope.experiments.train import is_finished, train
 
 __all__ = ["Task", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
@@ -65,7 +65,7 @@ def run_all(tasks: list[Task], *, device: str, progress: bool = True) -> None:
         return
     done = len(tasks) - len(missing)
     if done:
-        console.print(f"{done} of {len(tasks)} runs are there already")
+        say(f"{done} of {len(tasks)} runs are there already")
     places = slots(device)[: len(missing)]
     if is_distributed() or len(places) == 1:
         for task in missing:

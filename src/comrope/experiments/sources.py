@@ -12,8 +12,14 @@ from PIL import Image
 
 from comrope.experiments.config import Config, Data
 from comrope.experiments.errors import UserError
+from comrope.experiments.shards import Shards, split_names
 
 __all__ = ["Cached", "Digits", "Source", "open_sources"]
+
+
+# Besides timm's own .png, .jpg and .jpeg: it would pass over the others in silence.
+FORMATS = (".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+STREAMS = ("wds", "hfids", "tfds")
 
 
 class Source(Protocol):
@@ -108,82 +114,96 @@ def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, 
     if data.name == "digits":
         _check_classes(data, 10, "digits")
         return Digits(train=True) if train else None, Digits(train=False)
-    train_set = _create(data, data.train_split)
-    class_map = _class_map(data, train_set, data.train_split)
-    val_set = _create(data, data.val_split, class_map)
-    unknown = set(_class_map(data, _create(data, data.val_split), data.val_split) or ()) - set(
-        class_map or ()
-    )
-    if unknown:
-        raise UserError(
-            f"data.root: split {data.val_split!r} of {data.root} has classes that "
-            f"{data.train_split!r} has not: {', '.join(sorted(unknown)[:5])}"
-        )
     mode = {1: "L", 3: "RGB"}.get(data.in_chans)
     if mode is None:
         raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
-    opened = [Timm(dataset, mode) for dataset in (train_set, val_set)]
-    for split, source in zip((data.train_split, data.val_split), opened, strict=True):
+    splits = [data.train_split, data.val_split][0 if train else 1 :]
+    opened: list[Source]
+    if data.name == "shards":
+        opened = [Shards(_root(data), split, mode) for split in splits]
+    else:
+        opened = [Timm(dataset, mode) for dataset in _timm_sets(data, splits)]
+    for split, source in zip(splits, opened, strict=True):
         if not len(source):
             raise UserError(f"data.root: split {split!r} of {data.root} has no images")
-    sources: list[Source] = [Cached(s) if data.cache else s for s in opened[0 if train else 1 :]]
-    return sources[0] if train else None, sources[-1]
+    if data.cache:
+        opened = [Cached(source) for source in opened]
+    return opened[0] if train else None, opened[-1]
 
 
-def _create(data: Data, split: str, class_map: dict[str, int] | None = None) -> Any:
-    from timm.data import create_dataset
-
-    local = "/" not in data.name
-    if local and data.name != "folder":
+def _timm_sets(data: Data, splits: list[str]) -> list[Any]:
+    """The data sets of these splits, whose classes have the numbers that training gives them."""
+    first = _create(data, splits[0])
+    classes = _classes(first, splits[0])
+    if classes is not None:
+        _check_classes(data, len(classes), f"split {splits[0]!r} of {data.root}")
+    if len(splits) == 1:
+        return [first]
+    train, val = splits
+    unknown = sorted(set(_classes(_create(data, val), val) or ()) - set(classes or ()))
+    if unknown:
         raise UserError(
-            f"data.name: expected digits, folder, or a name of timm's with its prefix (torch/, "
-            f"hfds/), got {data.name!r}"
+            f"data.root: split {val!r} of {data.root} has classes that {train!r} has not: "
+            f"{', '.join(unknown[:5])}"
         )
-    if data.name.split("/")[0] in ("wds", "hfids", "tfds"):
+    return [first, _create(data, val, classes)]
+
+
+def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> Any:
+    from timm.data import add_img_extensions, create_dataset
+
+    prefix, slash, _ = data.name.partition("/")
+    if (not slash and data.name != "folder") or prefix in STREAMS:
+        reason = "is a stream, which cannot be resumed exactly" if slash else "is none of them"
         raise UserError(
-            f"data.name: {data.name!r} is a stream, which cannot be resumed exactly; expected a "
-            "folder, a .tar of one, torch/ or hfds/"
+            f"data.name: expected digits, folder, shards, or a name of timm's such as torch/... or "
+            f"hfds/...; {data.name!r} {reason}"
         )
-    if local and (data.root is None or not Path(data.root).exists()):
-        raise UserError(f"data.root: no data at {data.root}; give its path, data.root=PATH")
-    if local and Path(str(data.root)).is_dir():
-        _check_split(data, split)
-    name = "" if local else data.name
+    add_img_extensions(FORMATS)
     try:
-        return create_dataset(name, root=data.root, split=split, class_map=class_map or {})
+        if slash:
+            return create_dataset(data.name, root=data.root, split=split, class_map=classes or {})
+        place = _place(_root(data), split)
+        # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there.
+        no_pickle = {"cache_tarinfo": False} if place.suffix == ".tar" else {}
+        return create_dataset(
+            "", root=str(place), search_split=False, class_map=classes or {}, **no_pickle
+        )
     except (RuntimeError, OSError, ValueError, ImportError) as error:
         where = f"split {split!r} of {data.root or data.name}"
         raise UserError(f"data.root: {where} cannot be read: {error}") from None
 
 
-def _check_split(data: Data, split: str) -> None:
-    """The folder of a split must be there: timm would read the one above it instead."""
-    from timm.data.dataset_factory import _search_split
-
-    assert data.root is not None
-    if Path(_search_split(data.root, split)) == Path(data.root) and split not in data.root:
-        found = sorted(path.name for path in Path(data.root).iterdir() if path.is_dir())
-        raise UserError(
-            f"data.root: {data.root} has no folder for split {split!r}; found "
-            f"{', '.join(found[:5]) or 'no folder at all'}"
-        )
+def _root(data: Data) -> str:
+    if data.root is None or not Path(data.root).is_dir():
+        raise UserError(f"data.root: no folder {data.root}; give the data's, data.root=PATH")
+    return data.root
 
 
-def _class_map(data: Data, dataset: Any, split: str) -> dict[str, int] | None:
+def _place(root: str, split: str) -> Path:
+    """The folder of a split, or the .tar of it."""
+    for name in split_names(split):
+        for place in (Path(root) / name, Path(root) / f"{name}.tar"):
+            if place.exists():
+                return place
+    found = ", ".join(sorted(path.name for path in Path(root).iterdir())[:5])
+    raise UserError(
+        f"data.root: {root} has no folder or .tar for split {split!r}; found {found or 'nothing'}"
+    )
+
+
+def _classes(dataset: Any, split: str) -> dict[str, int] | None:
+    """The classes that the folders of a split name; an error if one of them is empty."""
     reader = getattr(dataset, "reader", None)
     classes = dict(getattr(reader, "class_to_idx", None) or {})
-    if not classes:
-        return None
     root = getattr(reader, "root", None)
-    if root and Path(root).is_dir():
+    if classes and root and Path(root).is_dir():
         folders = {path.name for path in Path(root).iterdir() if path.is_dir()}
         if empty := sorted(folders - set(classes)):
             raise UserError(
                 f"data.root: class {empty[0]!r} of split {split!r} has no images in {root}"
             )
-    if split == data.train_split:
-        _check_classes(data, len(classes), f"{data.root}")
-    return classes
+    return classes or None
 
 
 def _check_classes(data: Data, found: int, where: str) -> None:

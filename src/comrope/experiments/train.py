@@ -28,9 +28,9 @@ from comrope.experiments.distributed import (
     unwrap,
 )
 from comrope.experiments.errors import Interrupted
-from comrope.experiments.evaluate import accuracy, build_model, check_resolutions
+from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, compile_blocks
 from comrope.experiments.folders import CONFIG, LOG, WEIGHTS, claim, read_result, write_result
-from comrope.experiments.logs import Log, console, machine, peak_memory, progress_bar, read_log
+from comrope.experiments.logs import Log, machine, peak_memory, progress_bar, read_log, say
 from comrope.experiments.meter import Meter
 from comrope.experiments.optim import Soften, create_optimizer, create_schedule
 from comrope.experiments.randomness import generator, seed_everything
@@ -103,7 +103,8 @@ class Run:
         assert train_source is not None
         self.train_source = train_source
         if config.train.compile:
-            model.compile()
+            torch.compiler.reset()  # what an earlier run compiled is not needed any more
+            compile_blocks(model)
         self.model = distribute(model, config.train.strategy, self.accelerator)
         self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
         self.optimizer = create_optimizer(config, self.bare)
@@ -127,7 +128,7 @@ class Run:
                 self.accelerator.scaler.load_state_dict(found.state["scaler"])
             self.step, self.unreadable = found.step, found.state["unreadable"]
             if self.is_main:
-                console.print(f"{self.out}: resumed at step {self.step}")
+                say(f"{self.out}: resumed at step {self.step}")
         self.accelerator.wait_for_everyone()
         if self.is_main:
             self.out.mkdir(parents=True, exist_ok=True)

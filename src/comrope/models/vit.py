@@ -120,7 +120,7 @@ class ViT(nn.Module):
                 **rotary_options,
             )
 
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates = [drop_path_rate * layer / max(depth - 1, 1) for layer in range(depth)]
         self.blocks = nn.ModuleList(
             Block(
                 embed_dim,

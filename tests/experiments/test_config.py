@@ -1,0 +1,134 @@
+"""Recipes: complete, typed, overridable; what is wrong with one is said in a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from comrope.experiments.config import (
+    Config,
+    differences,
+    load_recipe,
+    recipe_names,
+    to_dict,
+    to_yaml,
+)
+from comrope.experiments.errors import UserError
+from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_survives_being_written(name, tmp_path):
+    config = load_recipe(name)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load_recipe(tmp_path / "config.yaml") == config
+
+
+def test_the_papers_configuration():
+    config = load_recipe("imagenet_comrope-ld_p1")
+    assert config.model.name == "vit_base_patch16_224"
+    assert (config.train.batch_size, config.train.epochs) == (6144, 200)
+    assert (config.optim.lr, config.optim.weight_decay) == (1e-3, 0.01)
+    assert (config.optim.schedule, config.optim.warmup_ratio) == ("cosine", 0.02)
+    assert config.evaluate.resolutions == (112, 128, 192, 224, 256, 320, 384, 448, 512)
+
+
+def test_a_recipe_for_every_row_is_what_the_study_runs():
+    for cell in STUDIES["classification"].cells(PRESETS["paper"]):
+        row = load_recipe(f"imagenet_{cell.method}_p{cell.perturbation:g}")
+        planned = cell.config(PRESETS["paper"], (), 0)
+        # Without noise, how it is drawn decides nothing.
+        if not cell.perturbation:
+            planned = planned.with_overrides({"train.perturbation_per": "sample"})
+        assert row == planned
+
+
+def test_overrides_are_typed():
+    config = Config().with_overrides(
+        ["optim.lr=1e-4", "train.precision=no", "augment.scale=[0.5,1]", "train.ema=0.99",
+         "evaluate.resolutions=224", "model.base=null"]
+    )  # fmt: skip
+    assert config.optim.lr == 1e-4
+    assert config.train.precision == "no"
+    assert config.augment.scale == (0.5, 1.0)
+    assert config.train.ema == 0.99
+    assert config.evaluate.resolutions == (224,)
+    assert config.model.base is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epoch=3", "train.epoch: no such field; did you mean train.epochs"),
+        ("epochs=3", "epochs: no such field"),
+        ("train.epochs=many", "train.epochs: expected int, got 'many'"),
+        ("train.epochs=1.5", "train.epochs: expected int, got 1.5"),
+        ("train.epochs=true", "train.epochs: expected int, got True"),
+        ("train.epochs=0", "train.epochs: expected at least 1, got 0"),
+        ("optim.lr=-1", "optim.lr: expected a number of at least 0"),
+        ("optim.lr=nan", "optim.lr: expected a number of at least 0"),
+        ("train.precision=fp8", "train.precision: expected one of no, bf16, fp16"),
+        ("augment.scale=[1]", "augment.scale: expected 2 values"),
+        ("train.accumulate=7", "train.accumulate: expected a divisor of train.batch_size 6144"),
+        ("train.epochs", "train.epochs: expected a field and its value"),
+        ("model.class_token=3", "model.class_token: expected bool"),
+    ],
+)
+def test_bad_overrides(override, message):
+    with pytest.raises(UserError, match=message):
+        Config().with_overrides([override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {epoch: 3}", "train.epoch: no such field; did you mean epochs"),
+        ("trian: {epochs: 3}", "trian: no such field; did you mean train"),
+        ("train: 3", "train.expected fields, got 3"),
+        ("train: [", "not YAML"),
+        ("- 1", "expected sections with fields"),
+        ("base: imagenette2", "no 'imagenette2'; did you mean imagenette"),
+    ],
+)
+def test_bad_recipe_files(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_recipe(path)
+
+
+def test_unknown_recipes_are_refused():
+    with pytest.raises(UserError, match="recipe: no 'imagenete'; did you mean imagenette"):
+        load_recipe("imagenete")
+    with pytest.raises(UserError, match=r"recipe: no file none\.yaml"):
+        load_recipe("none.yaml")
+
+
+def test_a_file_may_stand_on_another(tmp_path):
+    (tmp_path / "base.yaml").write_text("base: digits\ntrain: {epochs: 3}\n")
+    (tmp_path / "mine.yaml").write_text("base: base.yaml\nmodel: {position: ape}\n")
+    config = load_recipe(tmp_path / "mine.yaml")
+    assert (config.model.position, config.train.epochs, config.data.name) == ("ape", 3, "digits")
+
+
+def test_differences_name_what_decides_and_nothing_else():
+    mine = Config()
+    theirs = mine.with_overrides({"train.seed": 1, "data.workers": 3, "train.log_every": 1})
+    assert differences(mine, theirs) == ["train.seed: 0, there 1"]
+
+
+def test_a_run_has_one_name_for_one_configuration():
+    cell, preset = Cell("comrope-ld"), PRESETS["demo"]
+    name = run_name(cell.config(preset, (), 0))
+    assert run_name(cell.config(preset, ("data.workers=1",), 0)) == name
+    for other in (
+        cell.config(preset, (), 1),
+        cell.config(preset, ("optim.lr=1e-4",), 0),
+        Cell("comrope-ld", block_size=4).config(preset, (), 0),
+    ):
+        assert run_name(other) != name
+
+
+def test_every_field_is_plain_yaml():
+    for section in to_dict(Config()).values():
+        for value in section.values():
+            assert value is None or isinstance(value, (bool, int, float, str, list))

@@ -1,0 +1,112 @@
+"""Two processes are one process with the same batches: loss curve, weights, recovery."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.runs import weights
+
+SETTINGS = (
+    "digits", "--quiet", "model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=96",
+    "train.log_every=1", "train.checkpoint_every=3", "train.perturbation_per=sample",
+    "train.ema=0.9", "evaluate.resolutions=12,24", "evaluate.batch_size=64",
+)  # fmt: skip
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(out: Path, *settings: str, processes: int = 1, launch: tuple[str, ...] = ()):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    launcher = (*torchrun, *launch) if processes > 1 else ()
+    return [sys.executable, *launcher, "-m", "comrope", "train", *SETTINGS, *settings,
+            "--out", str(out)]  # fmt: skip
+
+
+def run(out: Path, *settings: str, processes: int = 1) -> None:
+    done = subprocess.run(
+        command(out, *settings, processes=processes),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def losses(out: Path) -> list[float]:
+    records = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    return [record["loss"] for record in records if record["event"] == "train"]
+
+
+def result(out: Path) -> dict:
+    return json.loads((out / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    run(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.strategy=ddp",),
+        ("train.strategy=fsdp2",),
+        ("train.strategy=fsdp2", "train.accumulate=2"),
+    ],
+    ids=["ddp", "fsdp2", "fsdp2-accumulated"],
+)  # fmt: skip
+def test_two_processes_have_the_loss_curve_of_one(settings, alone, tmp_path):
+    run(tmp_path / "run", *settings, processes=2)
+    ours, theirs = losses(tmp_path / "run"), losses(alone)
+    assert len(ours) == len(theirs) == 14
+    assert ours == pytest.approx(theirs, abs=2e-5)
+    assert ours[-1] < ours[0]
+    mine, other = weights(tmp_path / "run"), weights(alone)
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-2, atol=2e-3, msg=name)
+    mine, other = result(tmp_path / "run"), result(alone)
+    assert mine["processes"] == 2
+    assert mine["images"] == other["images"] == 360
+    for resolution, top1 in other["top1"].items():
+        assert mine["top1"][resolution] == pytest.approx(top1, abs=0.6)
+
+
+def test_what_one_process_left_two_go_on_with(alone, tmp_path):
+    """A checkpoint belongs to no number of processes and to no strategy."""
+    folder = tmp_path / "run"
+    run(folder)
+    for name in ("result.json", "model.safetensors"):
+        (folder / name).unlink()
+    newest = max((folder / "checkpoints").iterdir())
+    assert newest.name == "step-00000014"
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    run(folder, "train.strategy=fsdp2", processes=2)
+    assert losses(folder) == pytest.approx(losses(alone), abs=2e-5)
+
+
+def test_max_restarts_recovers_from_a_killed_worker(alone, tmp_path):
+    folder = tmp_path / "run"
+    launcher = subprocess.Popen(
+        command(folder, processes=2, launch=("--max-restarts=2",)),
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list((folder / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, said[-3000:]
+    events = [json.loads(line)["event"] for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert "resumed" in events
+    assert losses(folder) == pytest.approx(losses(alone), abs=2e-5)

@@ -1,0 +1,208 @@
+"""Killed, stopped, damaged: a run goes on as if nothing had happened, or says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from comrope.experiments import checkpoint
+from comrope.experiments.errors import UserError
+from comrope.experiments.logs import read_log
+from comrope.experiments.train import train
+from experiments.runs import in_process, same, tiny, weights
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The run that was never killed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    process = in_process(tiny(), folder)
+    process.join()
+    assert process.exitcode == 0
+    return folder
+
+
+def steps_there(folder: Path) -> list[int]:
+    return sorted(int(p.name[5:]) for p in (folder / "checkpoints").glob("step-*"))
+
+
+def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(whole, tmp_path):
+    folder, moments = tmp_path / "run", random.Random(0)
+    config = tiny(train__checkpoint_every=1)
+    for kill in range(10):
+        process = in_process(config, folder)
+        reached = 2 * kill - moments.randint(0, 2)
+        while process.is_alive() and max([0, *steps_there(folder)]) < reached:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.05))  # anywhere in a step, a checkpoint, a start
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    process = in_process(config, folder)
+    process.join()
+    assert process.exitcode == 0
+    assert same(weights(folder), weights(whole))
+    steps = [r["step"] for r in read_log(folder / "log.jsonl") if r["event"] == "train"]
+    assert steps == list(range(1, 23))
+
+
+def test_a_different_seed_ends_elsewhere(whole, tmp_path):
+    """The negative control: weights do depend on what is drawn."""
+    train(tiny(train__seed=1), tmp_path / "run", progress=False)
+    assert not same(weights(tmp_path / "run"), weights(whole))
+
+
+@pytest.mark.parametrize("options", [
+    {"train__ema": 0.9, "train__accumulate": 2, "model__drop_path_rate": 0.3},
+    {"augment__mixup": 0.8, "augment__cutmix": 1.0, "augment__erase": 0.3, "data__workers": 2,
+     "augment__repeats": 3, "augment__auto_augment": "rand-m9-mstd0.5-inc1",
+     "data__in_chans": 3, "data__mean": (0.3, 0.3, 0.3), "data__std": (0.4, 0.4, 0.4)},
+    {"optim__name": "sgd", "optim__clip_grad": 0.1, "optim__angle_lr_scale": 3.0},
+])  # fmt: skip
+def test_everything_that_has_a_state_is_resumed(options, tmp_path, monkeypatch):
+    if options.get("data__in_chans") == 3:
+        from comrope.experiments.sources import Digits
+
+        load = Digits.load
+        monkeypatch.setattr(
+            Digits, "load", lambda self, i: (load(self, i)[0].convert("RGB"), load(self, i)[1])
+        )
+    config = tiny(train__epochs=1, train__checkpoint_every=100, **options)
+    train(config, tmp_path / "whole", progress=False)
+    stop_after(5, config, tmp_path / "parts", monkeypatch)
+    assert steps_there(tmp_path / "parts") == [5]
+    train(config, tmp_path / "parts", progress=False)
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def stop_after(step: int, config, folder: Path, monkeypatch) -> None:
+    """A run told to stop after this step."""
+    from comrope.experiments.errors import Interrupted
+    from comrope.experiments.train import Run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "should_stop", lambda run: run.step == step)
+        with pytest.raises(Interrupted, match=f"stopped at step {step}"):
+            train(config, folder, progress=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(number, whole, tmp_path):
+    folder = tmp_path / "run"
+    config = tiny(train__checkpoint_every=1000)
+    process = in_process(config, folder)
+    while not (folder / "log.jsonl").exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    os.kill(process.pid, number)
+    process.join(timeout=60)
+    if not (folder / "result.json").exists():
+        assert len(steps_there(folder)) == 1
+    process = in_process(config, folder)
+    process.join()
+    assert same(weights(folder), weights(whole))
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "truncated":
+        os.truncate(path, path.stat().st_size // 2)
+    elif how == "removed":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "removed"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    how, name, whole, tmp_path, monkeypatch, capfd
+):
+    folder, config = tmp_path / "run", tiny()
+    stop_after(10, config, folder, monkeypatch)
+    assert steps_there(folder) == [8, 10]
+    broken = folder / "checkpoints" / "step-00000010"
+    damage(broken / name, how)
+    train(config, folder, progress=False)
+    said = capfd.readouterr().err.replace("\n", " ")
+    assert f"checkpoint {broken} is damaged" in said
+    assert "resumed at step 8" in said
+    if torch.get_num_threads() == 1:
+        assert same(weights(folder), weights(whole))
+
+
+def test_with_no_checkpoint_whole_nothing_is_overwritten(tmp_path, monkeypatch):
+    folder, config = tmp_path / "run", tiny()
+    stop_after(3, config, folder, monkeypatch)
+    damage(folder / "checkpoints" / "step-00000003" / "model.safetensors", "truncated")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError, match=r"no checkpoint in .* is whole: .*step-00000003"):
+        train(config, folder, progress=False)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
+    tensors = {"model": {"w": torch.ones(3)}}
+    checkpoint.save(tmp_path, 1, tensors, {})
+    monkeypatch.setattr(
+        checkpoint, "save_file", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    with pytest.raises(UserError, match=r"step-00000002 cannot be written .*No space left"):
+        checkpoint.save(tmp_path, 2, tensors, {})
+    monkeypatch.undo()
+    found = checkpoint.latest(tmp_path)
+    assert found.step == 1
+    assert torch.equal(found.tensors("model")["w"], torch.ones(3))
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    for step in (1, 2, 3, 10):
+        checkpoint.save(tmp_path, step, {"model": {"w": torch.ones(step)}}, {}, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
+
+
+def test_a_finished_run_is_not_run_again_and_another_is_refused(whole):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*")}
+    assert train(tiny(), whole, progress=False)["steps"] == 22
+    with pytest.raises(UserError, match=r"holds another run \(train.seed: 7, there 0\)"):
+        train(tiny(train__seed=7), whole, progress=False)
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*")} == before
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path, monkeypatch):
+    folder, config = tmp_path / "run", tiny()
+    stop_after(3, config, folder, monkeypatch)
+    other = tmp_path / "other"
+    stop_after(3, tiny(model__name="vit_nano_patch2_12"), other, monkeypatch)
+    (folder / "checkpoints").rename(tmp_path / "aside")
+    (other / "checkpoints").rename(folder / "checkpoints")
+    with pytest.raises(UserError, match=r"'patches.proj.weight' has shape \(64, 4\).*\(64, 16\)"):
+        train(config, folder, progress=False)
+
+
+def test_more_resolutions_are_added_to_what_is_there(tmp_path):
+    train(tiny(train__epochs=1), tmp_path / "run", progress=False)
+    more = tiny(train__epochs=1, evaluate__resolutions=(12, 24))
+    result = train(more, tmp_path / "run", progress=False)
+    assert set(result["top1"]) == {"12", "24"}
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="holds something else than a run; nothing was changed"):
+        train(tiny(), tmp_path, progress=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path):
+    with pytest.raises(UserError, match="the loss is not finite before step"):
+        train(tiny(optim__lr=1e30, optim__clip_grad=None), tmp_path / "run", progress=False)
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))

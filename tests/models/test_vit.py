@@ -1,0 +1,199 @@
+"""The N-dimensional ViT: shapes, sizes, positions, names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import comrope
+from comrope.analysis import rotary_modules
+from comrope.models import POSITIONS, ViT, create_model
+from comrope.models.embeddings import AbsolutePositions, Patches
+
+
+def nano(position="comrope-ld", **options):
+    options = {"in_chans": 1, "num_classes": 10, **options}
+    return create_model("vit_nano_patch2_12", position=position, **options)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    ("canvas", "patch"), [((24,), (2,)), ((12, 12), (2, 3)), ((4, 12, 12), (2, 4, 4))]
+)
+def test_any_rank_any_size_any_aspect(position, canvas, patch):
+    options = {"block_size": 2, "embed_dim": 48} if position in comrope.METHODS else {}
+    model = nano(position, img_size=canvas, patch_size=patch, **options).eval()
+    assert model(torch.randn(2, 1, *canvas)).shape == (2, 10)
+    other = tuple(size * factor for size, factor in zip(patch, (3, 5, 2), strict=False))
+    assert model(torch.randn(2, 1, *other)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_parameter_gets_a_gradient(position):
+    model = nano(position)
+    place = comrope.perturb(comrope.grid((6, 6)), 1 / 6, 1.0, batch_size=3)
+    model(torch.randn(3, 1, 12, 12), place).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_patches_are_a_strided_convolution():
+    patches = Patches((2, 3), 4, 16)
+    x = torch.randn(2, 4, 8, 9)
+    kernel = patches.proj.weight.view(16, 4, 2, 3)
+    expected = nn.functional.conv2d(x, kernel, patches.proj.bias, stride=(2, 3))
+    torch.testing.assert_close(patches(x), expected.flatten(2).mT, rtol=1e-4, atol=1e-5)
+
+
+def test_ape_is_its_codebook_at_the_patch_centres_and_linear_in_between():
+    ape = AbsolutePositions((3, 4), 5)
+    nn.init.normal_(ape.codebook)
+    torch.testing.assert_close(ape(comrope.grid((3, 4))), ape.codebook.data)
+    halfway = torch.tensor([[1 / 3, 0.375]])  # between rows 0 and 1, at the centre of column 1
+    expected = (ape.codebook[1] + ape.codebook[5])[None] / 2
+    torch.testing.assert_close(ape(halfway), expected.detach())
+    beyond = torch.tensor([[-3.0, 7.0]])
+    torch.testing.assert_close(ape(beyond), ape.codebook[3:4].data)
+
+
+def test_ape_equals_torchs_bilinear_sampling_and_varies_along_both_axes():
+    ape = AbsolutePositions((5, 7), 3)
+    nn.init.normal_(ape.codebook)
+    place = torch.rand(2, 11, 2)
+    image = ape.codebook.view(1, 5, 7, 3).permute(0, 3, 1, 2).expand(2, -1, -1, -1)
+    expected = nn.functional.grid_sample(
+        image, (2 * place - 1).flip(-1)[:, :, None], padding_mode="border", align_corners=False
+    )
+    torch.testing.assert_close(ape(place), expected[..., 0].mT, rtol=1e-4, atol=1e-5)
+    codes = ape(comrope.grid((5, 7))).view(5, 7, 3)
+    assert codes.diff(dim=0).abs().min() > 0
+    assert codes.diff(dim=1).abs().min() > 0
+
+
+def test_only_the_chosen_encoding_is_there():
+    assert nano("ape").ape is not None
+    assert not rotary_modules(nano("ape"))
+    for method in comrope.METHODS:
+        assert nano(method).ape is None
+        assert len(rotary_modules(nano(method))) == 3
+
+
+def test_without_positions_the_patches_may_be_shuffled():
+    """The negative control of the next test: with ``none`` order means nothing."""
+    x = torch.randn(2, 1, 12, 12)
+    turned = x.view(2, 1, 6, 2, 6, 2).flip(2).reshape(2, 1, 12, 12)  # rows of patches upside down
+    for position in POSITIONS:
+        model = nano(position).eval()
+        with torch.no_grad():
+            same = torch.allclose(model(x), model(turned), rtol=1e-3, atol=1e-4)
+        assert same == (position == "none"), position
+
+
+def moved(model: ViT, x: torch.Tensor, offset: float) -> float:
+    place = model.token_positions((6, 6))
+    with torch.no_grad():
+        before, after = model(x, place), model(x, place + offset)
+    return float((after - before).norm() / before.norm())
+
+
+def test_moving_the_image_changes_nothing_if_the_rotations_commute():
+    x = torch.randn(2, 1, 12, 12)
+    for position in comrope.METHODS:
+        model = nano(position).eval()
+        if position == "liere":
+            assert moved(model, x, 1.0) > 1e-2
+        else:
+            assert moved(model, x, 1.0) < 1e-4, position
+    assert moved(nano("ape").eval(), x, 1.0) > 1e-2
+
+
+def test_an_unrotated_class_token_breaks_the_invariance():
+    x = torch.randn(2, 1, 12, 12)
+    assert moved(nano(class_position="unrotated").eval(), x, 1.0) > 1e-3
+    pooled = nano(class_token=False, global_pool="avg").eval()
+    assert moved(pooled, x, 1.0) < 1e-4
+
+
+def test_vanilla_rope_counts_patches_of_the_training_grid_unless_told_otherwise():
+    patch, relative = nano("rope"), nano("rope", rope_units="relative")
+    ratio = (
+        rotary_modules(patch)["blocks.0.attn.rope"].spectrum()[1]
+        / rotary_modules(relative)["blocks.0.attn.rope"].spectrum()[1]
+    )
+    assert torch.allclose(ratio[ratio.isfinite()], torch.tensor(6.0))
+    same = nano("comrope-ld", init="rope")
+    torch.testing.assert_close(
+        rotary_modules(same)["blocks.1.attn.rope"].angle_matrices().detach(),
+        rotary_modules(patch)["blocks.1.attn.rope"].angle_matrices(),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_positions_of_patches_or_of_all_tokens():
+    model = nano("comrope-torus").eval()
+    x = torch.randn(2, 1, 8, 12)
+    with torch.no_grad():
+        default = model(x)
+        torch.testing.assert_close(model(x, comrope.grid((4, 6))), default)
+        torch.testing.assert_close(model(x, model.token_positions((4, 6))), default)
+    with pytest.raises(ValueError, match=r"positions: expected 24 rows, one a patch, or 25"):
+        model(x, comrope.grid((4, 4)))
+
+
+def test_angles_tokens_and_codebooks_are_not_decayed():
+    names = nano("comrope-ld").no_weight_decay()
+    assert {"cls_token", "blocks.0.attn.rope.method.P", "blocks.2.attn.rope.method.theta"} <= names
+    assert "ape.codebook" in nano("ape").no_weight_decay()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"img_size": 13}, r"x: expected 2 sizes that are multiples of patch_size \(2, 2\), got"),
+        ({"position": "rotary"}, "position: expected one of rope"),
+        ({"global_pool": "max"}, "global_pool: expected one of token, avg"),
+        ({"class_token": False}, "global_pool: 'token' needs class_token=True"),
+        ({"num_heads": 5}, "num_heads: expected a divisor of embed_dim 64, got 5"),
+        ({"position": "ape", "init": "zeros"}, "position: 'ape' has no rotation"),
+        ({"block_size": 3}, "block_size: expected a divisor of head_dim 32, got 3"),
+        ({"patch_size": (2, 2, 2), "img_size": (12, 12)}, "patch_size: expected 2 sizes"),
+    ],
+)
+def test_errors_name_the_argument(options, message):
+    with pytest.raises(ValueError, match=message):
+        nano(**options)
+
+
+def test_errors_of_names_and_inputs():
+    with pytest.raises(ValueError, match="name: expected vit_SIZE_patchP_RESOLUTION"):
+        create_model("resnet50")
+    with pytest.raises(TypeError, match="unknown"):
+        nano(unknown=1)
+    with pytest.raises(ValueError, match=r"x: expected \(B, 1, ...\) with 2 sizes, got \(2, 3, 12"):
+        nano()(torch.randn(2, 3, 12, 12))
+    with pytest.raises(ValueError, match=r"multiples of patch_size \(2, 2\), got \(12, 11\)"):
+        nano()(torch.randn(2, 1, 12, 11))
+
+
+def test_timm_knows_the_models():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(
+        "comrope_vit_tiny_patch16_224", position="comrope-ap", num_classes=7, drop_path_rate=0.1
+    )
+    assert isinstance(model, ViT)
+    assert model(torch.randn(1, 3, 64, 96)).shape == (1, 7)
+    assert model.pretrained_cfg["input_size"] == (3, 224, 224)
+    assert "comrope_vit_base_patch16_224" in timm.list_models("comrope_*")
+
+
+def test_the_usual_sizes():
+    with torch.device("meta"):
+        sizes = {
+            name: sum(p.numel() for p in create_model(f"vit_{name}_patch16_224").parameters()) / 1e6
+            for name in ("tiny", "small", "base", "large")
+        }
+    expected = {"tiny": 5.7, "small": 22.1, "base": 86.6, "large": 304.3}
+    assert sizes == pytest.approx(expected, rel=0.02)
