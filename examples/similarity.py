@@ -1,6 +1,6 @@
 """What the methods are, whether moving the image moves their scores, and a picture of both.
 
-python examples/demo.py [--out out/demo.png]
+python examples/similarity.py [--out out/similarity.png]
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _draw_offsets(axis, ropes) -> None:  # type: ignore[no-untyped-def]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out/demo.png"))
+    parser.add_argument("--out", type=Path, default=Path("out/similarity.png"))
     args = parser.parse_args()
     ropes = build()
     print_table(ropes)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import documents
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,13 @@ def test_the_table_is_that_of_the_results_file():
         assert fact in table
 
 
+@pytest.mark.parametrize("document", documents.DOCUMENTS)
+def test_tables_are_those_of_the_results_files(document):
+    text = (ROOT / document).read_text()
+    assert documents.MARKED.search(text)
+    assert documents.fill(text) == text, "python tests/documents.py writes them anew"
+
+
 @pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")))
 def test_local_links_lead_somewhere(document):
     for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
@@ -56,9 +64,16 @@ def test_the_benchmark_refuses_a_speed_when_parity_fails(monkeypatch, capsys):
     assert "no speed is reported" in capsys.readouterr().out
 
 
-def test_the_demo_ends_with_a_table_and_a_picture(tmp_path):
+def test_the_example_ends_with_a_table_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    command = [sys.executable, str(ROOT / "examples/demo.py"), "--out", str(tmp_path / "demo.png")]
+    picture = tmp_path / "similarity.png"
+    command = [sys.executable, str(ROOT / "examples/similarity.py"), "--out", str(picture)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "comrope-torus" in out
-    assert (tmp_path / "demo.png").stat().st_size > 50_000
+    assert picture.stat().st_size > 50_000
+
+
+def test_make_demo_is_the_command_that_the_readme_names():
+    assert (
+        "$(BIN)/comrope reproduce classification --preset demo" in (ROOT / "Makefile").read_text()
+    )

@@ -162,7 +162,10 @@ def test_recipes_are_listed_and_shown_in_full():
         (("reproduce", "classify"), "name: expected one of classification, offset"),
         (("reproduce", "offset", "--preset", "huge"), "preset: expected one of demo, small, paper"),
         (("reproduce", "classification", "--preset", "small"), "data.root: no folder None"),
-        (("reproduce", "offset", "--methods", "rotary"), "methods: "),
+        (
+            ("reproduce", "offset", "--methods", "rotary"),
+            "methods: expected one of none, ape",
+        ),
     ],
 )
 def test_mistakes_are_told_in_a_line(arguments, message, tmp_path):

@@ -294,6 +294,8 @@ def _checked(config: Config) -> Config:
             raise UserError(f"{name}: expected at least 1, got {value!r}")
         if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
             raise UserError(f"{name}: expected a number of at least 0, got {value!r}")
+    if (config.train.precision, config.train.strategy) == ("fp16", "fsdp2"):
+        raise UserError("train.precision: expected no or bf16 with train.strategy=fsdp2, got fp16")
     parts = config.train.accumulate
     if config.train.batch_size % parts:
         raise UserError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import resolution_of
-from comrope.experiments.distributed import create_accelerator
+from comrope.experiments.distributed import autocast, create_accelerator
 from comrope.experiments.evaluate import build_model, compile_blocks
 from comrope.experiments.logs import progress_bar
 from comrope.models import ViT
@@ -44,7 +46,8 @@ FORMULAS = {
     ),
 }
 TOLERANCE = 1e-3  # of float32 logits after many layers
-ROUNDS = 12
+Cast = Callable[[], torch.autocast]
+WARM_UP, ROUNDS = 3, 12
 BATCH = {"cpu": 16, "cuda": 128}
 
 
@@ -88,47 +91,28 @@ def parity_error(model: ViT, images: Tensor) -> float | None:
     return float((found - expected).norm() / expected.norm())
 
 
-def measure(base: Config, *, progress: bool = True) -> dict[str, Any]:
-    """Time a training step and inference of every method, in turns, on this machine."""
-    accelerator = create_accelerator(base.train.precision, base.train.device)
-    device = accelerator.device
-    size = resolution_of(base)[0]
-    batch = min(base.train.batch_size, BATCH.get(device.type, 128))
-    images = torch.randn(batch, base.data.in_chans, size, size, device=device)
-    targets = torch.randint(base.data.num_classes, (batch,), device=device)
-    torch.compiler.reset()
-    rows, models = [], []
+def measure(base: Config, *, methods: Sequence[str] = (), progress: bool = True) -> dict[str, Any]:
+    """Time a training step and inference of every method on this machine.
+
+    The methods take turns, so that a machine that slows down slows all of them. Compiled ones come
+    one after the other: what was compiled for many models in one process is slow to look up.
+    """
+    accelerator = create_accelerator(base.train.device)
+    batch = min(base.train.batch_size, BATCH.get(accelerator.device.type, 128))
+    chosen = [row for row in ROWS if not methods or row[0] in (*methods, "rope")]
+    groups = [[row] for row in chosen] if base.train.compile else [chosen]
+    rows: list[dict[str, Any]] = []
     with progress_bar(progress, "methods") as bar:
-        task = bar.add_task("checking and warming up", total=len(ROWS), note="")
-        for method, block in ROWS:
-            model = build_model(_config(base, method, block)).to(device)
-            with torch.autocast(device.type, enabled=False):
-                error = parity_error(model, images[:2])
-            rows.append({"method": method, "block_size": block, "error": error})
-            if error is not None and not error < TOLERANCE:
-                raise RuntimeError(f"{method}: parity error {error:.1e}; no speed is reported")
-            if base.train.compile:
-                compile_blocks(model)
-            positions = _positions(base, method, model, batch)
-            models.append((model, positions))
-            for _ in range(3):
-                _train_step(accelerator, model, images, targets, positions)
-                _infer(accelerator, model, images)
-            bar.advance(task)
-        times: list[dict[str, list[float]]] = [{"train": [], "inference": []} for _ in ROWS]
-        task = bar.add_task("timing", total=ROUNDS, note="")
-        for _ in range(ROUNDS):
-            for (model, positions), found in zip(models, times, strict=True):
-                step = (_train_step, accelerator, model, images, targets, positions)
-                found["train"].append(_seconds(device, *step))
-                found["inference"].append(_seconds(device, _infer, accelerator, model, images))
-            bar.advance(task)
-    vanilla = [row["method"] for row in rows].index("rope")
-    for row, found in zip(rows, times, strict=True):
-        for key in ("train", "inference"):
-            median = statistics.median(found[key])
-            row[f"{key}_ms"] = 1e3 * median
-            row[f"{key}_ratio"] = median / statistics.median(times[vanilla][key])
+        task = bar.add_task("timing", total=len(chosen), note="")
+        for group in groups:
+            torch.compiler.reset()
+            rows += _time_in_turns(base, accelerator, group, batch)
+            bar.advance(task, len(group))
+    vanilla = next(row for row in rows if row["method"] == "rope")
+    for key in ("train", "inference"):
+        unit = vanilla[f"{key}_ms"]
+        for row in rows:
+            row[f"{key}_ratio"] = row[f"{key}_ms"] / unit
     noise = "one draw a sample, LieRE one a batch"
     if base.train.perturbation_per == "batch":
         noise = "one draw a batch"
@@ -141,6 +125,41 @@ def measure(base: Config, *, progress: bool = True) -> dict[str, Any]:
         "timed": f"{base.model.name}, batch {batch}, precision {base.train.precision}{compiled}; "
         f"perturbed positions in training ({noise})",
     }
+
+
+def _time_in_turns(
+    base: Config, accelerator: Any, group: list[tuple[str, int]], batch: int
+) -> list[dict[str, Any]]:
+    device, size = accelerator.device, resolution_of(base)[0]
+    images = torch.randn(batch, base.data.in_chans, size, size, device=device)
+    targets = torch.randint(base.data.num_classes, (batch,), device=device)
+    cast = partial(autocast, base.train.precision, device)
+    rows, work = [], []
+    for method, block in group:
+        model = build_model(_config(base, method, block)).to(device)
+        error = parity_error(model, images[:2])
+        if error is not None and not error < TOLERANCE:
+            raise RuntimeError(f"{method}: parity error {error:.1e}; no speed is reported")
+        if base.train.compile:
+            compile_blocks(model)
+        positions = _positions(base, method, model, batch)
+        rows.append({"method": method, "block_size": block, "error": error})
+        work.append(
+            {
+                "train": partial(_train_step, cast, model, images, targets, positions),
+                "inference": partial(_infer, cast, model, images),
+            }
+        )
+    times: list[dict[str, list[float]]] = [{"train": [], "inference": []} for _ in group]
+    for turn in range(WARM_UP + ROUNDS):
+        for steps, found in zip(work, times, strict=True):
+            for key, step in steps.items():
+                seconds = _seconds(device, step)
+                if turn >= WARM_UP:
+                    found[key].append(seconds)
+    for row, found in zip(rows, times, strict=True):
+        row.update({f"{key}_ms": 1e3 * statistics.median(some) for key, some in found.items()})
+    return rows
 
 
 def _config(base: Config, method: str, block: int) -> Config:
@@ -156,28 +175,28 @@ def _positions(base: Config, method: str, model: ViT, batch: int) -> Tensor:
 
 
 def _train_step(
-    accelerator: Any, model: nn.Module, images: Tensor, targets: Tensor, positions: Tensor
+    cast: Cast, model: nn.Module, images: Tensor, targets: Tensor, positions: Tensor
 ) -> None:
     """Forward and backward, without the optimizer."""
     model.train()
     model.zero_grad(set_to_none=True)
-    with accelerator.autocast():
+    with cast():
         loss = nn.functional.cross_entropy(model(images, positions).float(), targets)
     loss.backward()
 
 
 @torch.inference_mode()
-def _infer(accelerator: Any, model: nn.Module, images: Tensor) -> None:
+def _infer(cast: Cast, model: nn.Module, images: Tensor) -> None:
     model.eval()
-    with accelerator.autocast():
+    with cast():
         model(images)
 
 
-def _seconds(device: torch.device, function: Any, *arguments: Any) -> float:
+def _seconds(device: torch.device, step: Callable[[], None]) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begun = time.perf_counter()
-    function(*arguments)
+    step()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begun

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "accumulating",
+    "autocast",
     "create_accelerator",
     "distribute",
     "full",
@@ -26,9 +27,15 @@ __all__ = [
 ]
 
 
-def create_accelerator(precision: str, device: str) -> Accelerator:
+def create_accelerator(device: str) -> Accelerator:
     """The processes that ``accelerate launch`` or ``torchrun`` started, or this one alone."""
-    return Accelerator(mixed_precision=precision, cpu=device == "cpu" or None)
+    return Accelerator(mixed_precision="no", cpu=device == "cpu" or None)
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Ours rather than Accelerate's: that is one for all runs of a process."""
+    dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def distribute(model: nn.Module, strategy: str, accelerator: Accelerator) -> nn.Module:

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from comrope import positions as coordinates
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import IGNORED, Normalize, eval_loader
-from comrope.experiments.distributed import create_accelerator, reshard, total
+from comrope.experiments.distributed import autocast, create_accelerator, reshard, total
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import CONFIG, WEIGHTS
 from comrope.experiments.logs import progress_bar
@@ -134,7 +134,7 @@ def accuracy(
                 noise = generator("offset", number, draw, accelerator.process_index)
                 size = images.shape[0]
                 positions = coordinates.shift(place, offset, batch_size=size, generator=noise)
-            with accelerator.autocast():
+            with autocast(config.train.precision, device):
                 logits = model(images, positions)
             correct += (logits.argmax(-1) == targets).sum()
             count += (targets != IGNORED).sum()
@@ -158,7 +158,7 @@ def evaluate_run(
     """Accuracy of a finished run at every resolution and offset; empty but in the main process."""
     config, model = load_run(folder)
     config = config.with_overrides(overrides)
-    accelerator = create_accelerator(config.train.precision, config.train.device)
+    accelerator = create_accelerator(config.train.device)
     sizes = tuple(resolutions or config.evaluate.resolutions)
     check_resolutions(model, sizes)
     source = open_sources(config, train=False)[1]

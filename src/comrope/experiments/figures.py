@@ -59,8 +59,9 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
     save(drawings[name](results), path)
 
 
-def histogram(elements: torch.Tensor, bins: int = 121) -> dict[str, list[float]]:
-    """Density over equal bins that reach the largest element."""
+def histogram(elements: torch.Tensor) -> dict[str, list[float]]:
+    """Density over equal bins that reach the largest element, more of them for more elements."""
+    bins = min(121, 1 + 2 * round(len(elements) ** 0.4))
     reach = float(elements.abs().max()) or 1.0
     density, edges = np.histogram(elements.numpy(), bins=bins, range=(-reach, reach), density=True)
     return {"density": density.tolist(), "edges": edges.tolist()}
@@ -103,7 +104,12 @@ def _classification(results: dict[str, Any]) -> Any:
     paper, axis = results["paper"]["classification"], axes[0, -1]
     for method, by_sigma in paper["top1"].items():
         axis.plot(
-            paper["resolutions"], by_sigma[1], **STYLES[method], label=LABELS[method], lw=1.8, ms=5
+            paper["resolutions"],
+            by_sigma["1"],
+            **STYLES[method],
+            label=LABELS[method],
+            lw=1.8,
+            ms=5,
         )
     axis.axvline(paper["trained_at"], color="0.8", zorder=0, linewidth=1)
     axis.set(xlabel="evaluation resolution, px", xticks=paper["resolutions"])
@@ -192,17 +198,21 @@ def _distribution(results: dict[str, Any]) -> Any:
 def _cost(results: dict[str, Any]) -> Any:
     figure, axes = new_figure(2, width=6.0)
     rows = results["times"]
-    names = [f"{LABELS[row['method']].split(' (')[0]}, b = {row['block_size']}" for row in rows]
+    names = [
+        LABELS[row["method"]].split(" (")[0]
+        + (f", b = {row['block_size']}" if row["error"] is not None else "")
+        for row in rows
+    ]
     colors = [STYLES[row["method"]]["color"] for row in rows]
     for axis, key, title in zip(
-        axes[0], ("train_ratio", "inference_ratio"), ("training step", "inference"), strict=True
+        axes[0], ("train_ratio", "inference_ratio"), ("a training step", "inference"), strict=True
     ):
         values = [row[key] for row in rows]
         axis.barh(names, values, color=colors)
         axis.bar_label(axis.containers[0], fmt="%.2f", padding=3, fontsize=9)
         axis.axvline(1, color="0.3", linewidth=1)
         axis.invert_yaxis()
-        axis.set(xlabel=f"time of a {title}, vanilla RoPE = 1", xlim=(0, 1.15 * max(values)))
+        axis.set(xlabel=f"time of {title}, vanilla RoPE = 1", xlim=(0, 1.15 * max(values)))
     axes[0, 1].set_yticklabels([])
     figure.suptitle(f"{results['timed']}, {results['machine']['device']}", fontsize=10)
     return figure

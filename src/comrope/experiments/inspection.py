@@ -74,7 +74,7 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
         raise UserError(f"run: {folder} has no positions to look at ({config.model.position!r})")
     else:
         facts["layers"] = _layers(config, model, ropes)
-        if all(p.numel() for p in model.parameters()) and model.num_axes == 2:
+        if model.num_axes == 2:
             pictures.append(_save(_similarity(ropes), out, "similarity"))
         pictures += [
             _save(_spectra(ropes), out, "spectra"),
@@ -137,7 +137,7 @@ def _similarity(ropes: dict[str, RotaryEmbedding]) -> Any:
             axis.set(xticks=[], yticks=[])
         row[0].set_ylabel(_short(name))
     figure.colorbar(image, ax=axes, shrink=0.7, label="mean cos(phase)")
-    figure.suptitle("Similarity of every place to the centre; columns: heads", fontsize=11)
+    figure.suptitle("Similarity to the centre, by head", fontsize=10)
     return figure
 
 
@@ -185,10 +185,10 @@ def _commutators(ropes: dict[str, RotaryEmbedding]) -> Any:
     figure, axes = figures.new_figure(1, width=7.0, height=3.4)
     names = [_short(name).removeprefix("layer ") for name in ropes]
     norms = [analysis.commutator_norms(rope) for rope in ropes.values()]
-    highest = [max(float(n.max()), 1e-18) for n in norms]
+    highest = [max(float(n.max()), 1e-10) for n in norms]
     axes[0, 0].bar(names, highest)
     axes[0, 0].axhline(1e-6, color="C3", linestyle="--", label="rounding, about")
-    axes[0, 0].set(yscale="log", ylim=(1e-18, 2), xlabel="layer")
+    axes[0, 0].set(yscale="log", ylim=(1e-10, 2), xlabel="layer")
     axes[0, 0].set_ylabel("largest commutator norm")
     axes[0, 0].legend(frameon=False)
     figure.suptitle("||A_i A_j - A_j A_i|| / (||A_i|| ||A_j||): zero is relative", fontsize=11)
@@ -205,7 +205,7 @@ def _offset(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
             for o in OFFSETS
         ]
         axes[0, 0].loglog(OFFSETS, [max(m, 1e-9) for m in moves], "o-", label=_short(name))
-    axes[0, 0].set(xlabel="offset, image widths", ylabel="largest change / spread")
+    axes[0, 0].set(xlabel="offset, image widths", ylabel="largest change / spread", ylim=(1e-8, 30))
     axes[0, 0].grid(alpha=0.25)
     axes[0, 0].legend(frameon=False, fontsize=8)
     figure.suptitle("Change of the scores when the whole image moves", fontsize=11)

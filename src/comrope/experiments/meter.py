@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comrope.analysis import rotary_modules
 from comrope.experiments.data import Batch
 from comrope.experiments.distributed import total
 from comrope.experiments.errors import UserError
-from comrope.experiments.logs import peak_memory, say
+from comrope.experiments.folders import LOG
+from comrope.experiments.logs import machine, peak_memory, read_log, say
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "summarize"]
 
 
 class Meter:
@@ -78,3 +81,27 @@ class Meter:
     def _restart(self) -> None:
         self.losses: list[Tensor] = []
         self.waited, self.started = 0.0, time.perf_counter()
+
+
+def summarize(run: Any, results: dict[str, Any]) -> dict[str, Any]:
+    """What is worth knowing of a run that is over."""
+    records = [r for r in read_log(run.out / LOG) if r["event"] == "train"]
+    settled = records[len(records) // 4 :] or records  # past compilation and warm caches
+    angles = sum(p.numel() for m in rotary_modules(run.bare).values() for p in m.parameters())
+    ape = run.bare.ape.codebook.numel() if run.bare.ape is not None else 0
+    return {
+        "top1": {resolution: found["top1"] for resolution, found in results.items()},
+        "images": max(found["images"] for found in results.values()),
+        "position_parameters": angles + ape,
+        "parameters": sum(p.numel() for p in run.bare.parameters()),
+        "steps": run.step,
+        "processes": run.accelerator.num_processes,
+        "images_per_second": statistics.median(r["images_per_second"] for r in settled),
+        "waiting_for_data": statistics.mean(r["waiting_for_data"] for r in settled),
+        "peak_memory_gib": peak_memory(run.accelerator.device),
+        "unreadable": {
+            "training": run.unreadable,
+            "validation": max(found["unreadable"] for found in results.values()),
+        },
+        "machine": machine(run.accelerator.device),
+    }

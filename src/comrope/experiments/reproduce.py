@@ -49,11 +49,13 @@ def reproduce(
     what was interrupted goes on.
     """
     study, chosen = _lookup("name", name, STUDIES), _lookup("preset", preset, PRESETS)
+    for method in methods:
+        _lookup("methods", method, LABELS)
     chosen = replace(chosen, seeds=seeds or chosen.seeds)
     given = (*overrides, *([f"data.root={data}"] if data else []))
     base = load_recipe(chosen.recipe).with_overrides(given)
     if name == "cost":
-        results = cost.measure(base, progress=progress)
+        results = cost.measure(base, methods=methods, progress=progress)
     else:
         cells = [c for c in study.cells(chosen) if not methods or c.method in methods]
         plan = {c: [c.config(chosen, given, seed) for seed in range(chosen.seeds)] for c in cells}
@@ -65,7 +67,7 @@ def reproduce(
         ]
         run_all(tasks, device=base.train.device, progress=progress)
         results = {"cells": [_gather(name, c, p, out, progress) for c, p in plan.items()]}
-    accelerator = create_accelerator(base.train.precision, base.train.device)
+    accelerator = create_accelerator(base.train.device)
     results = {
         "study": name,
         "title": study.title,
@@ -90,7 +92,7 @@ def reproduce(
 def paper_figures() -> dict[str, Any]:
     """What the paper printed."""
     text = resources.files("comrope.experiments").joinpath("paper.yaml").read_text()
-    return dict(yaml.safe_load(text))
+    return dict(json.loads(json.dumps(yaml.safe_load(text))))  # with keys as results.json has them
 
 
 def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:
@@ -154,7 +156,7 @@ def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, flo
     if progress:
         say(f"moving the images: {folder.name}")
     model = load_run(folder)[1]
-    accelerator = create_accelerator(config.train.precision, config.train.device)
+    accelerator = create_accelerator(config.train.device)
     if config.model.position == "liere":  # an exponential for every image, token, head and block
         smaller = max(1, config.evaluate.batch_size // 8)
         config = config.with_overrides({"evaluate.batch_size": smaller})

@@ -165,7 +165,7 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
             return create_dataset(data.name, root=data.root, split=split, class_map=classes or {})
         place = _place(_root(data), split)
         # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there.
-        no_pickle = {"cache_tarinfo": False} if place.suffix == ".tar" else {}
+        no_pickle: dict[str, Any] = {"cache_tarinfo": False} if place.suffix == ".tar" else {}
         return create_dataset(
             "", root=str(place), search_split=False, class_map=classes or {}, **no_pickle
         )

@@ -71,9 +71,9 @@ def _by_resolution(results: dict[str, Any]) -> str:
 
 def _paper_by_resolution(results: dict[str, Any]) -> str:
     paper = results["paper"]["classification"]
-    wanted = {(c["method"], int(c["perturbation"])) for c in results["cells"]}
+    wanted = {(c["method"], f"{c['perturbation']:g}") for c in results["cells"]}
     lines = [
-        [LABELS[method], str(sigma), *(f"{v:.2f}" for v in values)]
+        [LABELS[method], sigma, *(f"{v:.2f}" for v in values)]
         for method, by_sigma in paper["top1"].items()
         for sigma, values in by_sigma.items()
         if (method, sigma) in wanted
@@ -113,7 +113,7 @@ def _distribution(results: dict[str, Any]) -> str:
             label(cell),
             str(cell["block_size"]),
             number(cell["std"], 3),
-            f"{paper['std'][cell['method']][cell['block_size']]:.3f}",
+            f"{paper['std'][cell['method']][str(cell['block_size'])]:.3f}",
         ]
         for cell in results["cells"]
     ]
@@ -129,7 +129,7 @@ def _cost(results: dict[str, Any]) -> str:
     parameters = [
         [
             LABELS[row["method"]],
-            str(row["block_size"]),
+            str(row["block_size"]) if row["method"] != "ape" else "–",
             f"{row['parameters']:,}",
             row["formula"] or "–",
             "–" if row["expected"] is None else f"{row['expected']:,}",
@@ -143,7 +143,7 @@ def _cost(results: dict[str, Any]) -> str:
     lines = [
         [
             LABELS[row["method"]],
-            str(row["block_size"]),
+            str(row["block_size"]) if row["error"] is not None else "–",
             f"{row['train_ms']:.1f}",
             f"{row['train_ratio']:.2f}",
             f"{row['inference_ms']:.1f}",
@@ -157,13 +157,13 @@ def _cost(results: dict[str, Any]) -> str:
     header = ["method", "block", "train step, ms", "÷ vanilla", "inference, ms", "÷ vanilla"]
     header += ["error", "paper: train", "paper: inference"]
     return text + (
-        f"Time of {results['timed']}; medians, the methods taking turns. *Error*: of the logits "
+        f"Time of {results['timed']}; medians. *Error*: of the logits "
         "against the block-wise matrix exponential in float32, checked before in the same run.\n"
         f"The paper's ratios are of other hardware ({paper['cost']['data']}).\n\n"
         + rows(header, lines)
     )
 
 
-def _paper_ratio(times: dict[str, dict[int, float]], row: dict[str, Any]) -> str:
-    found = times.get(row["method"], {}).get(row["block_size"])
-    return "–" if found is None else f"{found / times['rope'][2]:.2f}"
+def _paper_ratio(times: dict[str, dict[str, float]], row: dict[str, Any]) -> str:
+    found = times.get(row["method"], {}).get(str(row["block_size"]))
+    return "–" if found is None else f"{found / times['rope']['2']:.2f}"

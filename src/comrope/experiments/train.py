@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import statistics
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from comrope import positions as coordinates
-from comrope.analysis import rotary_modules
 from comrope.experiments import checkpoint
 from comrope.experiments.config import Config, to_yaml
 from comrope.experiments.data import Batch, Normalize, resolution_of, train_loader
 from comrope.experiments.distributed import (
     accumulating,
+    autocast,
     create_accelerator,
     distribute,
     full,
@@ -29,9 +28,9 @@ from comrope.experiments.distributed import (
 )
 from comrope.experiments.errors import Interrupted
 from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, compile_blocks
-from comrope.experiments.folders import CONFIG, LOG, WEIGHTS, claim, read_result, write_result
-from comrope.experiments.logs import Log, machine, peak_memory, progress_bar, read_log, say
-from comrope.experiments.meter import Meter
+from comrope.experiments.folders import CONFIG, WEIGHTS, claim, read_result, write_result
+from comrope.experiments.logs import Log, progress_bar, say
+from comrope.experiments.meter import Meter, summarize
 from comrope.experiments.optim import Soften, create_optimizer, create_schedule
 from comrope.experiments.randomness import generator, seed_everything
 from comrope.experiments.sources import open_sources
@@ -94,7 +93,7 @@ class Run:
 
     def __init__(self, config: Config, out: Path, progress: bool) -> None:
         self.config, self.out = config, out
-        self.accelerator = create_accelerator(config.train.precision, config.train.device)
+        self.accelerator = create_accelerator(config.train.device)
         self.is_main = self.accelerator.is_main_process
         self.progress = progress and self.is_main
         model = build_model(config)
@@ -108,7 +107,8 @@ class Run:
         self.model = distribute(model, config.train.strategy, self.accelerator)
         self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
         self.optimizer = create_optimizer(config, self.bare)
-        self.stepper = self.accelerator.prepare_optimizer(self.optimizer)
+        scaled = config.train.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=scaled)
         self.average = Average(self.bare, config.train.ema) if config.train.ema else None
         self.soften = Soften(config)
         self.normalize = Normalize(config, self.accelerator.device)
@@ -124,8 +124,7 @@ class Run:
             load_optimizer(self.bare, self.optimizer, found.tensors("optimizer"))
             if self.average is not None:
                 self.average.load(self.bare, found.tensors("average"))
-            if self.accelerator.scaler is not None:
-                self.accelerator.scaler.load_state_dict(found.state["scaler"])
+            self.scaler.load_state_dict(found.state["scaler"])
             self.step, self.unreadable = found.step, found.state["unreadable"]
             if self.is_main:
                 say(f"{self.out}: resumed at step {self.step}")
@@ -150,9 +149,7 @@ class Run:
         }
         if self.average is not None:
             tensors["average"] = {name: full(t) for name, t in self.average.tensors.items()}
-        state: dict[str, Any] = {"unreadable": self.unreadable}
-        if self.accelerator.scaler is not None:
-            state["scaler"] = self.accelerator.scaler.state_dict()
+        state = {"unreadable": self.unreadable, "scaler": self.scaler.state_dict()}
         if self.is_main:
             folder = self.out / "checkpoints"
             checkpoint.save(folder, self.step, tensors, state, keep=self.config.train.keep)
@@ -208,16 +205,17 @@ class Run:
             if positions.ndim == 3:
                 first = (self.accelerator.process_index * parts + part) * share
                 place = positions[first : first + share]
-            with accumulating(self.model, part == parts - 1), self.accelerator.autocast():
-                part_loss = self.soften.loss(self.model(images, place), targets) / parts
-                self.accelerator.backward(part_loss)
+            with accumulating(self.model, part == parts - 1):
+                with autocast(config.train.precision, self.accelerator.device):
+                    part_loss = self.soften.loss(self.model(images, place), targets) / parts
+                self.scaler.scale(part_loss).backward()
             loss += part_loss.detach()
         if config.optim.clip_grad is not None:
-            if self.accelerator.scaler is not None:
-                self.accelerator.unscale_gradients(self.stepper)
+            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.bare.parameters(), config.optim.clip_grad)
-        self.stepper.step()
-        self.stepper.zero_grad()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.bare, self.step)
         return loss
@@ -289,32 +287,10 @@ class Run:
             aside = self.out / f".{WEIGHTS}"
             save_file({k: t.cpu().contiguous() for k, t in weights.items()}, aside)
             aside.replace(self.out / WEIGHTS)
-            result = {**earlier, **self.summary(results)}
+            result = {**earlier, **summarize(self, results)}
             result["top1"] = {**earlier["top1"], **result["top1"]}
             self.log.write("result", step=self.step, **result)
             self.log.close()
             write_result(self.out, result)
         self.accelerator.wait_for_everyone()
         return result
-
-    def summary(self, results: dict[str, Any]) -> dict[str, Any]:
-        records = [r for r in read_log(self.out / LOG) if r["event"] == "train"]
-        settled = records[len(records) // 4 :] or records  # past compilation and warm caches
-        angles = sum(p.numel() for m in rotary_modules(self.bare).values() for p in m.parameters())
-        ape = self.bare.ape.codebook.numel() if self.bare.ape is not None else 0
-        return {
-            "top1": {resolution: found["top1"] for resolution, found in results.items()},
-            "images": max(found["images"] for found in results.values()),
-            "position_parameters": angles + ape,
-            "parameters": sum(p.numel() for p in self.bare.parameters()),
-            "steps": self.step,
-            "processes": self.accelerator.num_processes,
-            "images_per_second": statistics.median(r["images_per_second"] for r in settled),
-            "waiting_for_data": statistics.mean(r["waiting_for_data"] for r in settled),
-            "peak_memory_gib": peak_memory(self.accelerator.device),
-            "unreadable": {
-                "training": self.unreadable,
-                "validation": max(found["unreadable"] for found in results.values()),
-            },
-            "machine": machine(self.accelerator.device),
-        }
