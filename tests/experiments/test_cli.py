@@ -36,7 +36,7 @@ def study(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("study")
     settings = ("--out", out, "--methods", "ape,liere,comrope-ld", "--seeds", 2, "--quiet")
     said = comrope("reproduce", "classification", *TINY, *settings)
-    assert f"figure:  {out}/classification/figure.png" in said
+    assert f"figure:  {out}/classification-ape-liere-comrope-ld/figure.png" in said
     return out
 
 
@@ -45,7 +45,7 @@ def runs(study: Path, start: str) -> list[Path]:
 
 
 def test_reproduce_writes_results_table_and_figure(study):
-    folder = study / "classification"
+    folder = study / "classification-ape-liere-comrope-ld"
     results = json.loads((folder / "results.json").read_text())
     assert [cell["method"] for cell in results["cells"]] == ["ape", "liere", "comrope-ld"]
     for cell in results["cells"]:
@@ -53,7 +53,7 @@ def test_reproduce_writes_results_table_and_figure(study):
             assert len(spread["values"]) == 2
             assert spread["mean"] == pytest.approx(sum(spread["values"]) / 2)
     table = (folder / "table.md").read_text()
-    assert "another data set (ImageNet-1K" in table
+    assert "on another data set (ImageNet-1K" in table
     assert "| ComRoPE-LD | 1 |" in table
     assert "65.49" in table  # the paper's
     assert (folder / "figure.png").stat().st_size > 30_000
@@ -73,7 +73,7 @@ def test_reproduce_runs_only_what_is_missing_and_loses_nothing(study):
 def test_moving_the_image_moves_lieres_accuracy_only(study):
     settings = ("--out", study, "--methods", "liere,comrope-ld", "--seeds", 2, "--quiet")
     comrope("reproduce", "offset", *TINY, *settings)
-    results = json.loads((study / "offset" / "results.json").read_text())
+    results = json.loads((study / "offset-liere-comrope-ld" / "results.json").read_text())
     for cell in results["cells"]:
         moved = [
             abs(run["offset"][rho] - run["offset"]["0"])
@@ -196,4 +196,4 @@ def test_sigterm_to_a_study_saves_the_runs_and_the_same_command_goes_on(tmp_path
     assert "Traceback" not in said
     assert list(logs.glob("*/checkpoints/step-*"))
     comrope(*arguments)
-    assert (tmp_path / "classification" / "table.md").exists()
+    assert (tmp_path / "classification-ape-rope" / "table.md").exists()

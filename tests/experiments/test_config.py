@@ -35,7 +35,7 @@ def test_the_papers_configuration():
 def test_a_recipe_for_every_row_is_what_the_study_runs():
     for cell in STUDIES["classification"].cells(PRESETS["paper"]):
         row = load_recipe(f"imagenet_{cell.method}_p{cell.perturbation:g}")
-        planned = cell.config(PRESETS["paper"], (), 0)
+        planned = cell.config(load_recipe(PRESETS["paper"].recipe), 0)
         # Without noise, how it is drawn decides nothing.
         if not cell.perturbation:
             planned = planned.with_overrides({"train.perturbation_per": "sample"})
@@ -70,6 +70,10 @@ def test_overrides_are_typed():
         ("augment.scale=[1]", "augment.scale: expected 2 values"),
         ("train.accumulate=7", "train.accumulate: expected a divisor of train.batch_size 6144"),
         ("train.epochs", "train.epochs: expected a field and its value"),
+        ("train.epochs=[1", "train.epochs: expected int, got"),
+        ("evaluate.resolutions=[]", "evaluate.resolutions: expected at least one"),
+        ("model.name=foo", "model.name: expected vit_SIZE_patchP_RESOLUTION, got 'foo'"),
+        ("data.in_chans=1", "data.mean: expected data.in_chans 1 values"),
         ("model.class_token=3", "model.class_token: expected bool"),
     ],
 )
@@ -86,6 +90,7 @@ def test_bad_overrides(override, message):
         ("train: 3", "train.expected fields, got 3"),
         ("train: [", "not YAML"),
         ("- 1", "expected sections with fields"),
+        ("base: mine.yaml", "stands on itself"),
         ("base: imagenette2", "no 'imagenette2'; did you mean imagenette"),
     ],
 )
@@ -117,15 +122,27 @@ def test_differences_name_what_decides_and_nothing_else():
 
 
 def test_a_run_has_one_name_for_one_configuration():
-    cell, preset = Cell("comrope-ld"), PRESETS["demo"]
-    name = run_name(cell.config(preset, (), 0))
-    assert run_name(cell.config(preset, ("data.workers=1",), 0)) == name
+    cell, base = Cell("comrope-ld"), load_recipe("digits")
+    name = run_name(cell.config(base, 0))
+    assert run_name(cell.config(base.with_overrides(["data.workers=1"]), 0)) == name
     for other in (
-        cell.config(preset, (), 1),
-        cell.config(preset, ("optim.lr=1e-4",), 0),
-        Cell("comrope-ld", block_size=4).config(preset, (), 0),
+        cell.config(base, 1),
+        cell.config(base.with_overrides(["optim.lr=1e-4"]), 0),
+        Cell("comrope-ld", block_size=4).config(base, 0),
     ):
         assert run_name(other) != name
+
+
+def test_a_row_keeps_what_is_its_own():
+    base = load_recipe("digits").with_overrides(["model.block_size=2", "train.perturbation=0"])
+    config = Cell("comrope-ap", perturbation=1.0, block_size=8).config(base, 3)
+    assert (config.model.block_size, config.train.perturbation, config.train.seed) == (8, 1, 3)
+
+
+def test_texts_are_taken_as_they_are_typed():
+    for path in ("/data/a #b", "/data/x: y", "[1", "2024", "no"):
+        assert Config().with_overrides([f"data.root={path}"]).data.root == path
+    assert Config().with_overrides(["data.root=null"]).data.root is None
 
 
 def test_every_field_is_plain_yaml():

@@ -188,6 +188,22 @@ def test_a_spoilt_sample_of_a_shard_is_named(folder, tmp_path_factory, tmp_path)
         train(config, tmp_path / "run", progress=False)
 
 
+def test_a_class_out_of_range_is_named(folder, tmp_path_factory, tmp_path):
+    packed = tmp_path_factory.mktemp("packed")
+    shards_of(folder, packed)
+    config = config_for(packed, data__name="shards", data__num_classes=1)
+    with pytest.raises(UserError, match=r"dog_\d+: cannot be read \(class 1, expected less than 1"):
+        train(config, tmp_path / "run", progress=False)
+
+
+def test_shards_of_another_split_are_left_out(folder, tmp_path_factory):
+    packed = tmp_path_factory.mktemp("packed")
+    shards_of(folder, packed)
+    (packed / "set-train-0000.tar").rename(packed / "retrieval-train-0000.tar")
+    found = open_sources(config_for(packed, data__name="shards"))
+    assert [len(source) for source in found] == [48, 16]
+
+
 def test_evaluation_needs_no_training_images(folder, tmp_path):
     import shutil
 
@@ -233,8 +249,11 @@ def test_or_are_skipped_named_and_counted(folder, workers, tmp_path, capfd):
         ({"model__name": "vit_nano_patch5_16"}, "multiples of patch_size"),
         ({"model__position": "comrope"}, "model: position: expected one of"),
         ({"optim__name": "adamx"}, "optim.name: .*adamx"),
-        ({"optim__schedule": "cosin"}, "optim.schedule: timm knows no 'cosin'"),
-        ({"data__in_chans": 2}, "data.in_chans: expected 1 or 3, got 2"),
+        ({"optim__schedule": "plateau"}, "optim.schedule: expected one of cosine"),
+        (
+            {"data__in_chans": 2, "data__mean": (0.0, 0.0), "data__std": (1.0, 1.0)},
+            "data.in_chans: expected 1 or 3, got 2",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(folder, overrides, message, tmp_path):

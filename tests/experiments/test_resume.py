@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from comrope.experiments import checkpoint
-from comrope.experiments.errors import UserError
+from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.logs import read_log
 from comrope.experiments.train import train
 from experiments.runs import in_process, same, tiny, weights
@@ -66,13 +67,6 @@ def test_a_different_seed_ends_elsewhere(whole, tmp_path):
     {"optim__name": "sgd", "optim__clip_grad": 0.1, "optim__angle_lr_scale": 3.0},
 ])  # fmt: skip
 def test_everything_that_has_a_state_is_resumed(options, tmp_path, monkeypatch):
-    if options.get("data__in_chans") == 3:
-        from comrope.experiments.sources import Digits
-
-        load = Digits.load
-        monkeypatch.setattr(
-            Digits, "load", lambda self, i: (load(self, i)[0].convert("RGB"), load(self, i)[1])
-        )
     config = tiny(train__epochs=1, train__checkpoint_every=100, **options)
     train(config, tmp_path / "whole", progress=False)
     stop_after(5, config, tmp_path / "parts", monkeypatch)
@@ -83,8 +77,7 @@ def test_everything_that_has_a_state_is_resumed(options, tmp_path, monkeypatch):
 
 def stop_after(step: int, config, folder: Path, monkeypatch) -> None:
     """A run told to stop after this step."""
-    from comrope.experiments.errors import Interrupted
-    from comrope.experiments.train import Run
+    from comrope.experiments.run import Run
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "should_stop", lambda run: run.step == step)
@@ -163,6 +156,16 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_a_checkpoint_outlives_a_damaged_later_one(tmp_path):
+    for step in (100, 200):
+        checkpoint.save(tmp_path, step, {"model": {"w": torch.ones(step)}}, {})
+    damage(tmp_path / "step-00000200" / "model.safetensors", "truncated")
+    (tmp_path / ".writing-1").mkdir()  # left by a writer that was killed
+    checkpoint.save(tmp_path, 150, {"model": {"w": torch.ones(150)}}, {}, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000150"]
+    assert checkpoint.latest(tmp_path).step == 150
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
     for step in (1, 2, 3, 10):
         checkpoint.save(tmp_path, step, {"model": {"w": torch.ones(step)}}, {}, keep=2)
@@ -189,10 +192,66 @@ def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path, monkeypatch)
 
 
 def test_more_resolutions_are_added_to_what_is_there(tmp_path):
-    train(tiny(train__epochs=1), tmp_path / "run", progress=False)
+    """From the weights: the checkpoints may be gone."""
+    first = train(tiny(train__epochs=1), tmp_path / "run", progress=False)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = weights(tmp_path / "run")
     more = tiny(train__epochs=1, evaluate__resolutions=(12, 24))
     result = train(more, tmp_path / "run", progress=False)
     assert set(result["top1"]) == {"12", "24"}
+    assert {**result, "top1": None} == {**first, "top1": None}
+    assert same(weights(tmp_path / "run"), before)
+    assert train(more, tmp_path / "run", progress=False) == result
+
+
+def test_a_signal_in_evaluation_stops_it(tmp_path, monkeypatch):
+    from comrope.experiments.run import Run
+
+    finish = Run.finish
+
+    def told(run):
+        run.stop = signal.SIGTERM
+        return finish(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "finish", told)
+        with pytest.raises(Interrupted, match="stopped in evaluation"):
+            train(tiny(train__epochs=1), tmp_path / "run", progress=False)
+    assert train(tiny(train__epochs=1), tmp_path / "run", progress=False)["steps"] == 11
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    process = in_process(tiny(train__epochs=50), folder)
+    while not (folder / "log.jsonl").exists():
+        time.sleep(0.01)
+    with pytest.raises(UserError, match="another process is at work in"):
+        train(tiny(train__epochs=50), folder, progress=False)
+    process.kill()
+    process.join()
+
+
+def test_a_first_writing_that_was_cut_off_does_not_block_the_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.yaml.123").write_text("model:")
+    assert train(tiny(train__epochs=1), tmp_path / "run", progress=False)["steps"] == 11
+
+
+def test_the_log_has_every_step_once_even_without_a_checkpoint(tmp_path, monkeypatch):
+    from comrope.experiments.run import Run
+
+    def killed(run):
+        if run.step == 3:
+            raise KeyboardInterrupt
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "should_stop", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(train__epochs=1), tmp_path / "run", progress=False)
+    train(tiny(train__epochs=1), tmp_path / "run", progress=False)
+    records = read_log(tmp_path / "run" / "log.jsonl")
+    assert [r["step"] for r in records if r["event"] == "train"] == list(range(1, 12))
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
@@ -203,6 +262,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path):
-    with pytest.raises(UserError, match="the loss is not finite before step"):
-        train(tiny(optim__lr=1e30, optim__clip_grad=None), tmp_path / "run", progress=False)
-    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    wild = tiny(optim__lr=1e38, optim__clip_grad=None, train__checkpoint_every=1)
+    with pytest.raises(UserError, match="not finite"):
+        train(wild, tmp_path / "run", progress=False)
+    found = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    if found is not None:
+        assert all(t.isfinite().all() for t in found.tensors("model").values())

@@ -7,7 +7,8 @@ import torch
 
 from comrope.experiments.errors import Interrupted
 from comrope.experiments.logs import read_log
-from comrope.experiments.train import Run, train
+from comrope.experiments.run import Run
+from comrope.experiments.train import train
 from experiments.runs import tiny
 
 pytestmark = [

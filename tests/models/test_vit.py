@@ -156,6 +156,7 @@ def test_angles_tokens_and_codebooks_are_not_decayed():
         ({"position": "rotary"}, "position: expected one of rope"),
         ({"global_pool": "max"}, "global_pool: expected one of token, avg"),
         ({"class_token": False}, "global_pool: 'token' needs class_token=True"),
+        ({"num_heads": 0}, "num_heads: expected an integer of at least 1"),
         ({"num_heads": 5}, "num_heads: expected a divisor of embed_dim 64, got 5"),
         ({"position": "ape", "init": "zeros"}, "position: 'ape' has no rotation"),
         ({"block_size": 3}, "block_size: expected a divisor of head_dim 32, got 3"),
@@ -187,6 +188,50 @@ def test_timm_knows_the_models():
     assert model(torch.randn(1, 3, 64, 96)).shape == (1, 7)
     assert model.pretrained_cfg["input_size"] == (3, 224, 224)
     assert "comrope_vit_base_patch16_224" in timm.list_models("comrope_*")
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_model_made_on_the_meta_device_can_be_filled(position):
+    with torch.device("meta"):
+        model = nano(position, layer_scale=0.1)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    model.reset_parameters()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert model(torch.randn(1, 1, 12, 12)).isfinite().all()
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    model, x = nano(), torch.randn(2, 1, 12, 12)
+    gradients = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_new_classifier_fits_the_model():
+    model = nano().double()
+    model.reset_classifier(3)
+    assert model(torch.randn(2, 1, 12, 12).double()).shape == (2, 3)
+    model = nano(class_token=False, global_pool="avg")
+    with pytest.raises(ValueError, match="global_pool: 'token' needs class_token"):
+        model.reset_classifier(3, "token")
+
+
+def test_the_residual_stream_is_in_the_precision_of_the_weights():
+    seen = []
+    for options in ({}, {"position": "ape"}, {"class_token": False, "global_pool": "avg"}):
+        model = nano(**options)
+        model.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+        with torch.autocast("cpu", dtype=torch.float16):
+            model(torch.randn(2, 1, 12, 12))
+    assert seen == [torch.float32] * 3
 
 
 def test_the_usual_sizes():

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from comrope.experiments.errors import UserError
 
-__all__ = ["Checkpoint", "latest", "save", "write_atomically"]
+__all__ = ["Checkpoint", "latest", "save", "write_atomically", "write_tensors"]
 
 STATE = "state.json"  # one line, and below it its sum
 
@@ -48,14 +49,12 @@ def save(
     """Write checkpoint ``step``, then remove all but the newest ``keep``."""
     folder.mkdir(parents=True, exist_ok=True)
     target, aside = folder / f"step-{step:08d}", folder / f".writing-{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
+    for left in folder.glob(".writing-*"):  # by a writer that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
         aside.mkdir()
         for name, some in tensors.items():
-            save_file(
-                {key: t.detach().cpu().contiguous() for key, t in some.items()},
-                aside / f"{name}.safetensors",
-            )
+            save_file(_plain(some), aside / f"{name}.safetensors")
         sums = {file.name: _sum(file) for file in sorted(aside.iterdir())}
         content = json.dumps({**state, "step": step, "sums": sums})
         digest = hashlib.sha256(content.encode()).hexdigest()
@@ -67,17 +66,32 @@ def save(
             shutil.rmtree(target)
         aside.rename(target)
         _flush(folder)
-    except Exception as error:
+    except (OSError, SafetensorError) as error:  # a full disk is either
         shutil.rmtree(aside, ignore_errors=True)
-        # safetensors has errors of its own for a full disk
-        if isinstance(error, OSError) or "SafetensorError" in type(error).__name__:
-            raise UserError(
-                f"checkpoint {target} cannot be written ({error}); those before it are untouched"
-            ) from None
-        raise
-    for old in sorted(_steps(folder))[:-keep]:
-        shutil.rmtree(_steps(folder)[old])
+        raise UserError(
+            f"checkpoint {target} cannot be written ({error}); those before it are untouched"
+        ) from None
+    found = _steps(folder)
+    for other, path in found.items():
+        # Later ones are of a future that a resume has left, damaged or not.
+        if other > step or other in sorted(s for s in found if s <= step)[:-keep]:
+            shutil.rmtree(path)
     return target
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file that is there whole or not at all."""
+    aside = path.with_name(f".{path.name}")
+    try:
+        save_file(_plain(tensors), aside)
+        _flush(aside)
+        aside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be written ({error}); it is as it was") from None
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def latest(folder: Path) -> Checkpoint | None:

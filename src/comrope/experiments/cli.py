@@ -44,7 +44,7 @@ def train_command(
     from comrope.experiments.config import load_recipe
     from comrope.experiments.train import train
 
-    config = load_recipe(recipe).with_overrides(_with_data(overrides, data))
+    config = load_recipe(recipe).with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
     for resolution, top1 in result.get("top1", {}).items():
         print(f"{resolution:>5} px  {top1:6.2f} %")
@@ -69,7 +69,8 @@ def eval_command(
 
     found = evaluate_run(
         run,
-        overrides=_with_data(overrides, data),
+        overrides=overrides or [],
+        data=data,
         resolutions=_numbers("resolutions", resolutions, int) if resolutions else None,
         offsets=_numbers("offsets", offsets, float),
         progress=not quiet,
@@ -102,7 +103,11 @@ def reproduce_command(
 ) -> None:
     """A table and figure of the paper: run what is missing, write down what is there."""
     from comrope.experiments.reproduce import reproduce
+    from comrope.experiments.runner import relaunch_on_all_gpus
+    from comrope.experiments.studies import PRESETS
 
+    if preset in PRESETS and PRESETS[preset].together and name != "cost":
+        relaunch_on_all_gpus(sys.argv[1:])
     reproduce(
         name,
         preset=preset,
@@ -168,8 +173,8 @@ def _leave(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _with_data(overrides: list[str] | None, data: str | None) -> list[str]:
-    return [*(overrides or []), *([f"data.root={data}"] if data else [])]
+def _root(data: str | None) -> dict[str, str]:
+    return {"data.root": data} if data is not None else {}
 
 
 def _numbers(label: str, text: str, kind: Any) -> list[Any]:

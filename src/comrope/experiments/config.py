@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-import typing
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -15,10 +12,12 @@ from typing import Any
 import yaml
 
 from comrope.experiments.errors import UserError
+from comrope.experiments.typed import Text, build, suggest, to_dict
 
 __all__ = ["Config", "differences", "load_recipe", "recipe_names", "to_dict", "to_yaml"]
 
 Pair = tuple[float, float]
+NAME = re.compile(r"(comrope_)?vit_[a-z]+_patch\d+_\d+")
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,9 @@ class Config:
         for name, value in overrides.items():
             section, _, key = name.partition(".")
             if section not in tree or key not in tree[section]:
-                raise UserError(f"{name}: no such field{_suggest(name, _all_names(self))}")
+                raise UserError(f"{name}: no such field{suggest(name, _all_names(self))}")
             tree[section][key] = value
-        return _checked(_build(Config, tree, ""))
+        return _checked(build(Config, tree, ""))
 
 
 # Fields that do not decide what is learned: a run may be resumed with others.
@@ -176,19 +175,7 @@ def load_recipe(name: str | Path) -> Config:
 
     A file may stand on another, ``base: NAME``, and state only what differs.
     """
-    return _checked(_build(Config, _tree(str(name)), f"recipe {name}: "))
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Sections and fields as plain YAML values."""
-    return {
-        f.name: to_dict(value)
-        if dataclasses.is_dataclass(value := getattr(config, f.name))
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for f in dataclasses.fields(config)
-    }
+    return _checked(build(Config, _tree(str(name)), f"recipe {name}: "))
 
 
 def to_yaml(config: Config) -> str:
@@ -206,16 +193,21 @@ def differences(mine: Config, theirs: Config) -> list[str]:
     ]
 
 
-def _tree(name: str) -> dict[str, Any]:
+def _tree(name: str, depth: int = 0) -> dict[str, Any]:
+    if depth > 10:
+        raise UserError(f"recipe {name}: stands on itself")
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
             raise UserError(f"recipe: no file {name}")
-        text = path.read_text()
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"recipe {name}: cannot be read ({error})") from None
     else:
         file = resources.files("comrope.experiments").joinpath("recipes", f"{name}.yaml")
         if not file.is_file():
-            raise UserError(f"recipe: no {name!r}{_suggest(name, recipe_names())}; "
+            raise UserError(f"recipe: no {name!r}{suggest(name, recipe_names())}; "
                             "`comrope recipes` lists them")  # fmt: skip
         text = file.read_text()
     try:
@@ -229,7 +221,7 @@ def _tree(name: str) -> dict[str, Any]:
         return tree
     if isinstance(base, str) and base.endswith((".yaml", ".yml")):
         base = str(Path(name).parent / base)
-    merged = _tree(str(base))
+    merged = _tree(str(base), depth + 1)
     for section, fields in tree.items():
         if isinstance(fields, dict) and isinstance(merged.get(section), dict):
             merged[section] = {**merged[section], **fields}
@@ -242,45 +234,7 @@ def _split(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign:
         raise UserError(f"{text}: expected a field and its value, such as train.epochs=3")
-    return name.strip(), yaml.safe_load(value)
-
-
-def _build(kind: Any, tree: Any, where: str) -> Any:
-    """A dataclass from plain values, every one of them of the type that its field has."""
-    if not isinstance(tree, dict):
-        raise UserError(f"{where}expected fields, got {tree!r}")
-    known = typing.get_type_hints(kind)
-    for name in tree:
-        if name not in known:
-            raise UserError(f"{where}{name}: no such field{_suggest(str(name), known)}")
-    return kind(**{name: _typed(known[name], v, f"{where}{name}") for name, v in tree.items()})
-
-
-def _typed(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _build(kind, value, f"{where}.")
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in options:
-        return None
-    (kind,) = (option for option in options if option is not types.NoneType)
-    if typing.get_origin(kind) is tuple:
-        element, *rest = typing.get_args(kind)
-        if isinstance(value, str):  # "64,128", as typed on a command line
-            value = yaml.safe_load(f"[{value}]")
-        value = [value] if not isinstance(value, (list, tuple)) else value
-        if rest != [Ellipsis] and len(value) != 1 + len(rest):
-            raise UserError(f"{where}: expected {1 + len(rest)} values, got {value!r}")
-        return tuple(_typed(element, item, where) for item in value)
-    if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
-            pass
-    elif kind is str and isinstance(value, bool):
-        return "no" if value is False else "yes"  # and "no" as false
-    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
+    return name.strip(), Text(value)
 
 
 def _checked(config: Config) -> Config:
@@ -296,6 +250,18 @@ def _checked(config: Config) -> Config:
             raise UserError(f"{name}: expected a number of at least 0, got {value!r}")
     if (config.train.precision, config.train.strategy) == ("fp16", "fsdp2"):
         raise UserError("train.precision: expected no or bf16 with train.strategy=fsdp2, got fp16")
+    if not config.evaluate.resolutions:
+        raise UserError("evaluate.resolutions: expected at least one, got none")
+    if not NAME.fullmatch(config.model.name):
+        raise UserError(
+            f"model.name: expected vit_SIZE_patchP_RESOLUTION, got {config.model.name!r}"
+        )
+    data = config.data
+    if not len(data.mean) == len(data.std) == data.in_chans:
+        raise UserError(
+            f"data.mean: expected data.in_chans {data.in_chans} values, as data.std; "
+            f"got {len(data.mean)} and {len(data.std)}"
+        )
     parts = config.train.accumulate
     if config.train.batch_size % parts:
         raise UserError(
@@ -307,8 +273,3 @@ def _checked(config: Config) -> Config:
 
 def _all_names(config: Config) -> list[str]:
     return [f"{section}.{key}" for section, keys in to_dict(config).items() for key in keys]
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

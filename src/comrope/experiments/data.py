@@ -62,6 +62,7 @@ class Images(Dataset[Item]):
     def __init__(self, source: Source, transform: Any, config: Config, *, take_next: bool) -> None:
         self.source, self.transform = source, transform
         self.seed, self.skip = config.train.seed, config.data.unreadable == "skip"
+        self.classes = config.data.num_classes
         # In training the next image takes the place of one that was skipped, in evaluation none.
         self.retries = RETRIES if take_next else 1
         self.blank = Image.new("L" if config.data.in_chans == 1 else "RGB", (8, 8))
@@ -73,6 +74,8 @@ class Images(Dataset[Item]):
             index = (key.image + attempt) % len(self.source)
             try:
                 image, target = self.source.load(index)
+                if not 0 <= target < self.classes:
+                    raise ValueError(f"class {target}, expected less than {self.classes}")
                 break
             except Exception as error:
                 unreadable.append(self.source.name(index))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+
+from comrope.experiments.errors import UserError
 
 __all__ = [
     "accumulating",
@@ -22,6 +26,7 @@ __all__ = [
     "full",
     "like",
     "reshard",
+    "same_for_all",
     "total",
     "unwrap",
 ]
@@ -29,7 +34,18 @@ __all__ = [
 
 def create_accelerator(device: str) -> Accelerator:
     """The processes that ``accelerate launch`` or ``torchrun`` started, or this one alone."""
-    return Accelerator(mixed_precision="no", cpu=device == "cpu" or None)
+    # Without a GPU Accelerate must be told, or each of several processes takes itself for the only.
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(mixed_precision="no", cpu=cpu)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != launched:
+        raise UserError(f"{launched} processes were launched, but they do not find each other")
+    return accelerator
+
+
+def same_for_all(accelerator: Accelerator, value: Any) -> Any:
+    """What the main process has: a decision that all must take alike."""
+    return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

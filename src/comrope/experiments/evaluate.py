@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
-from comrope import positions as coordinates
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import IGNORED, Normalize, eval_loader
 from comrope.experiments.distributed import autocast, create_accelerator, reshard, total
@@ -128,12 +128,12 @@ def accuracy(
         images = normalize(batch.images)
         targets = batch.targets.to(device)
         place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
+        first = (number * accelerator.num_processes + accelerator.process_index) * len(targets)
         for draw in range(draws):
             positions = place
-            if offset:
-                noise = generator("offset", number, draw, accelerator.process_index)
-                size = images.shape[0]
-                positions = coordinates.shift(place, offset, batch_size=size, generator=noise)
+            if offset:  # an image's own, however the images are put into batches
+                moves = _moves(first + len(targets), model.num_axes, draw)[first:]
+                positions = place + offset * moves[:, None].to(place)
             with autocast(config.train.precision, device):
                 logits = model(images, positions)
             correct += (logits.argmax(-1) == targets).sum()
@@ -147,17 +147,28 @@ def accuracy(
     return {"top1": 100 * right / seen, "images": seen / draws, "unreadable": skipped}
 
 
+def _moves(images: int, num_axes: int, draw: int) -> Tensor:
+    """Standard normal offsets of the first images (n, N): more of them begin with the same."""
+    noise = generator("offset", draw)
+    return torch.stack([torch.randn(num_axes, generator=noise) for _ in range(images)])
+
+
 def evaluate_run(
     folder: Path,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    data: str | None = None,
     resolutions: Sequence[int] | None = None,
     offsets: Sequence[float] = (0.0,),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """Accuracy of a finished run at every resolution and offset; empty but in the main process."""
-    config, model = load_run(folder)
-    config = config.with_overrides(overrides)
+    trained, model = load_run(folder)
+    config = trained.with_overrides(overrides)
+    if data is not None:
+        config = config.with_overrides({"data.root": data})
+    if config.model != trained.model:
+        raise UserError("model: cannot be changed in evaluation; the weights are those of the run")
     accelerator = create_accelerator(config.train.device)
     sizes = tuple(resolutions or config.evaluate.resolutions)
     check_resolutions(model, sizes)

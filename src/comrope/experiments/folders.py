@@ -10,17 +10,18 @@ from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.config import Config, differences, load_recipe
 from comrope.experiments.errors import UserError
 
-__all__ = ["CONFIG", "LOG", "RESULT", "WEIGHTS", "claim", "read_result", "write_result"]
+__all__ = ["CONFIG", "LOCK", "LOG", "RESULT", "WEIGHTS", "claim", "read_result", "write_result"]
 
 CONFIG, LOG, RESULT, WEIGHTS = "config.yaml", "log.jsonl", "result.json", "model.safetensors"
+LOCK = ".lock"
 
 
 def claim(config: Config, out: Path) -> None:
     """Raise unless ``out`` is new, empty, or holds a run of this very configuration."""
     if out.exists() and not out.is_dir():
         raise UserError(f"out: {out} is a file, expected a folder")
-    if not out.exists() or not any(out.iterdir()):
-        return
+    if not out.exists() or all(path.name.startswith(".") for path in out.iterdir()):
+        return  # a first writing that was cut off leaves a hidden file
     if not (out / CONFIG).is_file():
         raise UserError(f"out: {out} holds something else than a run; nothing was changed")
     if different := differences(config, load_recipe(str(out / CONFIG))):

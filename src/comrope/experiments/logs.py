@@ -33,9 +33,9 @@ def say(text: str) -> None:
 class Log:
     """JSON lines and TensorBoard of a run; records of steps that a resume repeats are dropped."""
 
-    def __init__(self, folder: Path, *, resume_from: int | None = None) -> None:
+    def __init__(self, folder: Path, *, resume_from: int) -> None:
         self.path = folder / LOG
-        if resume_from is not None and self.path.exists():
+        if self.path.exists():
             kept = [r for r in read_log(self.path) if r.get("step", 0) <= resume_from]
             kept.append({"event": "resumed", "step": resume_from, "time": _now()})
             write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept))
@@ -106,10 +106,9 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _tensorboard(folder: Path, resume_from: int | None) -> Any:
+def _tensorboard(folder: Path, resume_from: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    purge = None if resume_from is None else resume_from + 1
-    return SummaryWriter(str(folder), purge_step=purge)
+    return SummaryWriter(str(folder), purge_step=resume_from + 1)

@@ -60,7 +60,10 @@ class Meter:
         run = self.run
         self.require_finite()
         world = run.accelerator.num_processes
-        loss = total(run.accelerator, torch.stack(self.losses).mean())[0] / world
+        loss, unreadable = total(
+            run.accelerator, torch.stack(self.losses).mean(), float(run.unreadable)
+        )
+        loss /= world
         seconds = time.perf_counter() - self.started
         speed = len(self.losses) * run.config.train.batch_size / seconds
         if run.is_main:
@@ -73,7 +76,7 @@ class Meter:
                 images_per_second=speed,
                 waiting_for_data=self.waited / seconds,
                 peak_memory_gib=peak_memory(run.accelerator.device),
-                unreadable=run.unreadable,
+                unreadable=int(unreadable),
             )
         self._restart()
         return f"loss {loss:.3f}, {speed:,.0f} images/s"
@@ -86,6 +89,7 @@ class Meter:
 def summarize(run: Any, results: dict[str, Any]) -> dict[str, Any]:
     """What is worth knowing of a run that is over."""
     records = [r for r in read_log(run.out / LOG) if r["event"] == "train"]
+    unreadable = records[-1]["unreadable"] if records else 0
     settled = records[len(records) // 4 :] or records  # past compilation and warm caches
     angles = sum(p.numel() for m in rotary_modules(run.bare).values() for p in m.parameters())
     ape = run.bare.ape.codebook.numel() if run.bare.ape is not None else 0
@@ -99,8 +103,9 @@ def summarize(run: Any, results: dict[str, Any]) -> dict[str, Any]:
         "images_per_second": statistics.median(r["images_per_second"] for r in settled),
         "waiting_for_data": statistics.mean(r["waiting_for_data"] for r in settled),
         "peak_memory_gib": peak_memory(run.accelerator.device),
+        "data_root": run.config.data.root,
         "unreadable": {
-            "training": run.unreadable,
+            "training": unreadable,
             "validation": max(found["unreadable"] for found in results.values()),
         },
         "machine": machine(run.accelerator.device),

@@ -14,6 +14,9 @@ from comrope.experiments.errors import UserError
 __all__ = ["Soften", "create_optimizer", "create_schedule", "parameter_groups"]
 
 
+SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the step alone
+
+
 def parameter_groups(config: Config, model: nn.Module) -> list[dict[str, Any]]:
     """Weights with decay; biases, norms and tokens without; angles without, at their own rate."""
     angles = {id(p) for module in rotary_modules(model).values() for p in module.parameters()}
@@ -56,19 +59,21 @@ def create_schedule(config: Config, optimizer: torch.optim.Optimizer, steps_per_
     from timm.scheduler import create_scheduler_v2
 
     optim, epochs = config.optim, config.train.epochs
-    schedule, _ = create_scheduler_v2(
+    steps = optim.warmup_ratio * epochs * steps_per_epoch
+    if optim.schedule not in SCHEDULES:
+        raise UserError(
+            f"optim.schedule: expected one of {', '.join(SCHEDULES)}, got {optim.schedule!r}"
+        )
+    return create_scheduler_v2(
         optimizer,
         sched=optim.schedule,
         num_epochs=epochs,
         min_lr=optim.min_lr,
-        warmup_lr=0.0,
+        warmup_lr=optim.lr / (steps + 1),  # not zero: the first step counts
         warmup_epochs=optim.warmup_ratio * epochs,  # type: ignore[arg-type]
         step_on_epochs=False,
         updates_per_epoch=steps_per_epoch,
-    )
-    if schedule is None:
-        raise UserError(f"optim.schedule: timm knows no {optim.schedule!r}; cosine is usual")
-    return schedule
+    )[0]
 
 
 class Soften:

@@ -1,8 +1,9 @@
 """Randomness without state: every draw is seeded by what it is for.
 
-A sample's augmentation is a function of (seed, epoch, place in the epoch), a step's noise of
-(seed, step). So a run that was killed, or is resumed on another number of processes, draws what it
-would have drawn, and there are no generator states to save.
+A sample's augmentation is a function of (seed, epoch, place in the epoch), a step's noise on the
+coordinates of (seed, step): neither depends on the number of processes. What is drawn inside a step
+for each process, drop path, mixup and erasing, depends on (seed, step, part, process) besides. So a
+run that was killed draws what it would have drawn, and there are no generator states to save.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from comrope.experiments.evaluate import accuracy, build_model, check_resolution
 from comrope.experiments.folders import read_result
 from comrope.experiments.inspection import angle_elements
 from comrope.experiments.logs import machine, say
-from comrope.experiments.runner import Task, relaunch_on_all_gpus, run_all
+from comrope.experiments.runner import Task, run_all
 from comrope.experiments.sources import open_sources
-from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, run_name
+from comrope.experiments.studies import LABELS, OF_ROWS, PRESETS, STUDIES, Cell, Preset, run_name
 
 __all__ = ["OFFSETS", "reproduce"]
 
@@ -52,16 +52,20 @@ def reproduce(
     for method in methods:
         _lookup("methods", method, LABELS)
     chosen = replace(chosen, seeds=seeds or chosen.seeds)
-    given = (*overrides, *([f"data.root={data}"] if data else []))
-    base = load_recipe(chosen.recipe).with_overrides(given)
+    base = load_recipe(chosen.recipe).with_overrides(overrides)
+    if data is not None:
+        base = base.with_overrides({"data.root": data})
+    for override in overrides:
+        if (field := override.partition("=")[0]) in OF_ROWS:
+            raise UserError(
+                f"{field}: is what the rows of this study differ in (--methods, --seeds)"
+            )
     if name == "cost":
         results = cost.measure(base, methods=methods, progress=progress)
     else:
         cells = [c for c in study.cells(chosen) if not methods or c.method in methods]
-        plan = {c: [c.config(chosen, given, seed) for seed in range(chosen.seeds)] for c in cells}
+        plan = {c: [c.config(base, seed) for seed in range(chosen.seeds)] for c in cells}
         _check(base, plan)
-        if chosen.together:
-            relaunch_on_all_gpus()
         tasks = [
             Task(config, out / "runs" / run_name(config)) for p in plan.values() for config in p
         ]
@@ -73,7 +77,7 @@ def reproduce(
         "title": study.title,
         "where": study.where,
         "preset": preset,
-        "data": chosen.data,
+        "data": _described(base, chosen),
         "seeds": chosen.seeds,
         "command": shlex.join(["comrope", *sys.argv[1:]]),
         "trained_at": int(base.model.name.rsplit("_", 1)[1]),
@@ -84,7 +88,8 @@ def reproduce(
         "paper": paper_figures(),
     }
     if accelerator.is_main_process:
-        _write(name, results, out / name)
+        # Of some methods only, it must not take the place of the whole table.
+        _write(name, results, out / "-".join((name, *methods)))
     accelerator.wait_for_everyone()
     return results
 
@@ -93,6 +98,14 @@ def paper_figures() -> dict[str, Any]:
     """What the paper printed."""
     text = resources.files("comrope.experiments").joinpath("paper.yaml").read_text()
     return dict(json.loads(json.dumps(yaml.safe_load(text))))  # with keys as results.json has them
+
+
+def _described(base: Config, preset: Preset) -> str:
+    """What was trained on what: the preset's words, or those of the command that changed it."""
+    usual = load_recipe(preset.recipe)
+    if (base.model.name, base.data.name) == (usual.model.name, usual.data.name):
+        return preset.data
+    return f"{base.data.name} {base.data.root or ''}, {base.model.name}"
 
 
 def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:
@@ -118,6 +131,8 @@ def _gather(
         folder = out / "runs" / run_name(config)
         result = read_result(folder)
         assert result is not None
+        if result["data_root"] != config.data.root:
+            say(f"{folder.name}: was trained on the data at {result['data_root']}")
         result["top1"] = {str(r): result["top1"][str(r)] for r in config.evaluate.resolutions}
         run = {"run": folder.name, "seed": config.train.seed, **result}
         if name == "offset":
@@ -151,8 +166,9 @@ def _spread(values: list[float]) -> dict[str, Any]:
 def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, float]:
     """Accuracy at the training resolution for every rho, kept beside the run."""
     file = folder / "offset.json"
-    if file.exists():
-        return dict(json.loads(file.read_text()))
+    about = {"root": config.data.root, "crop_pct": config.augment.crop_pct, "rho": list(OFFSETS)}
+    if file.exists() and (known := json.loads(file.read_text()))["about"] == about:
+        return dict(known["top1"])
     if progress:
         say(f"moving the images: {folder.name}")
     model = load_run(folder)[1]
@@ -168,7 +184,7 @@ def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, flo
         for rho in OFFSETS
     }
     if accelerator.is_main_process:
-        checkpoint.write_atomically(file, json.dumps(curve) + "\n")
+        checkpoint.write_atomically(file, json.dumps({"about": about, "top1": curve}) + "\n")
     return curve
 
 

@@ -22,6 +22,7 @@ from comrope.experiments.train import is_finished, train
 __all__ = ["Task", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
 
 WATCH_SECONDS = 2.0
+MOST_ON_CPU = 8  # runs at a time, a GiB or more each
 
 
 class Task(NamedTuple):
@@ -47,20 +48,22 @@ def slots(device: str) -> list[Slot]:
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if gpus:
         return [Slot(gpu, max(1, cores // gpus)) for gpu in range(gpus)]
-    return [Slot(None, 1) for _ in range(cores)]
+    count = min(cores, MOST_ON_CPU)
+    return [Slot(None, cores // count) for _ in range(count)]
 
 
-def relaunch_on_all_gpus() -> None:
-    """Become a torchrun of this very command over all GPUs, if there are several."""
+def relaunch_on_all_gpus(arguments: list[str]) -> None:
+    """Become a torchrun of ``comrope`` with these arguments over all GPUs, if there are several."""
     gpus = torch.cuda.device_count()
     if gpus > 1 and not is_distributed():
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
-        os.execv(sys.executable, [sys.executable, *launch, "-m", "comrope", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, *launch, "-m", "comrope", *arguments])
 
 
 def run_all(tasks: list[Task], *, device: str, progress: bool = True) -> None:
     """Finish every task; errors of single runs are told when the others are through."""
-    missing = [task for task in tasks if not is_finished(task.config, task.folder)]
+    unique = {task.folder: task for task in tasks}.values()
+    missing = [task for task in unique if not is_finished(task.config, task.folder)]
     if not missing:
         return
     done = len(tasks) - len(missing)

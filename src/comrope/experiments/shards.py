@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -36,7 +37,8 @@ class Shards:
     def __init__(self, root: str, split: str, mode: str) -> None:
         self.mode = mode
         names = split_names(split)
-        found = [p for name in names for p in Path(root).glob(f"*{name}*.tar")]
+        word = re.compile(rf"(^|[^a-z])({'|'.join(names)})([^a-z]|$)")  # not the val of "retrieval"
+        found = [p for p in Path(root).glob("*.tar") if word.search(p.stem.lower())]
         inside = [p for name in names for p in (Path(root) / name).glob("*.tar")]
         self.paths = sorted({*found, *inside})
         if not self.paths:

@@ -37,13 +37,13 @@ class Source(Protocol):
 class Digits:
     """The 1,797 handwritten digits that come with scikit-learn, 8 x 8; every fifth validates."""
 
-    def __init__(self, *, train: bool) -> None:
+    def __init__(self, *, train: bool, mode: str = "L") -> None:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         chosen = (np.arange(len(digits.target)) % 5 != 0) == train
         self.images = (digits.images[chosen] * (255 / 16)).round().astype(np.uint8)
-        self.targets = digits.target[chosen]
+        self.targets, self.mode = digits.target[chosen], mode
 
     def __len__(self) -> int:
         return len(self.images)
@@ -52,7 +52,7 @@ class Digits:
         return f"digit {index}"
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        return Image.fromarray(self.images[index]), int(self.targets[index])
+        return Image.fromarray(self.images[index]).convert(self.mode), int(self.targets[index])
 
 
 class Timm:
@@ -111,12 +111,12 @@ class Cached:
 def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, Source]:
     """The training source (None unless asked for) and the validation source, checked."""
     data = config.data
-    if data.name == "digits":
-        _check_classes(data, 10, "digits")
-        return Digits(train=True) if train else None, Digits(train=False)
     mode = {1: "L", 3: "RGB"}.get(data.in_chans)
     if mode is None:
         raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
+    if data.name == "digits":
+        _check_classes(data, 10, "digits")
+        return Digits(train=True, mode=mode) if train else None, Digits(train=False, mode=mode)
     splits = [data.train_split, data.val_split][0 if train else 1 :]
     opened: list[Source]
     if data.name == "shards":

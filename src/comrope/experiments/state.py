@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from comrope.experiments.distributed import full, like
 from comrope.experiments.errors import UserError
 
-__all__ = ["Average", "load_model", "load_optimizer", "model_tensors", "optimizer_tensors"]
+__all__ = [
+    "Average",
+    "load_model",
+    "load_optimizer",
+    "optimizer_numbers",
+    "optimizer_tensors",
+    "whole",
+]
 
 
 class Average:
@@ -49,9 +56,15 @@ class Average:
         self.tensors = {name: like(t, parameters[name]) for name, t in tensors.items()}
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, whole. Every process must ask for it."""
-    return {name: full(tensor) for name, tensor in model.state_dict().items()}
+def whole(tensors: dict[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
+    """All tensors gathered, on the CPU, one after the other. Every process must ask for it, and
+    those that do not ``keep`` them get none."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        complete = full(tensor)
+        if keep:
+            gathered[name] = complete.cpu()
+    return gathered
 
 
 @torch.no_grad()
@@ -73,18 +86,31 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of every parameter, whole, as "parameter/key". Every process must ask for it."""
+    """The state of every parameter as "parameter/key"."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": full(torch.as_tensor(value))
+        f"{names[parameter]}/{key}": torch.as_tensor(value)
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
 
 
+def optimizer_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    """What some optimizers count in their parameter groups: the steps of timm's lamb, adan, ..."""
+    return [
+        {key: value for key, value in group.items() if type(value) in (int, float)}
+        for group in optimizer.param_groups
+    ]
+
+
 def load_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    numbers: list[dict[str, float]],
 ) -> None:
+    for group, own in zip(optimizer.param_groups, numbers, strict=True):
+        group.update(own)
     names = {parameter: name for name, parameter in model.named_parameters()}
     states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():

@@ -7,9 +7,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from comrope.experiments.config import RUNTIME, Config, load_recipe, to_dict
+from comrope.experiments.config import RUNTIME, Config, to_dict
 
-__all__ = ["LABELS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
+# What the rows of a study decide, so that a command cannot.
+OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
+
+__all__ = ["LABELS", "OF_ROWS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
 
 LABELS = {
     "none": "no positions",
@@ -29,7 +32,7 @@ class Preset:
     """A scale: the recipe that every run starts from, and how often each is repeated."""
 
     recipe: str
-    data: str  # what to call it in a table
+    data: str  # what to call it in a table, unless the command changes it
     seeds: int
     together: bool  # one run over all GPUs at a time, rather than a run on each
     methods: tuple[str, ...] = ALL
@@ -58,7 +61,8 @@ class Cell:
     perturbation: float = 1.0
     block_size: int = 8
 
-    def config(self, preset: Preset, overrides: tuple[str, ...], seed: int) -> Config:
+    def config(self, base: Config, seed: int) -> Config:
+        """What a row has in common with the others, and what is its own."""
         fields: dict[str, Any] = {
             "model.position": self.method,
             "model.block_size": self.block_size,
@@ -67,7 +71,7 @@ class Cell:
         }
         if self.method == "liere":  # it needs an exponential for every new position
             fields["train.perturbation_per"] = "batch"
-        return load_recipe(preset.recipe).with_overrides(fields).with_overrides(overrides)
+        return base.with_overrides(fields)
 
 
 @dataclass(frozen=True)

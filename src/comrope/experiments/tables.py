@@ -82,8 +82,9 @@ def _paper_by_resolution(results: dict[str, Any]) -> str:
         return ""
     # The paper's ratios of resolution to training resolution are those of our columns.
     header = ["method", "σ", *(f"{r} px" for r in paper["resolutions"])]
+    other = "" if results["preset"] == "paper" else ", on another data set"
     return (
-        f"The paper's, on another data set ({paper['data']} trained at "
+        f"The paper's{other} ({paper['data']} trained at "
         f"{paper['trained_at']} px, blocks of 8):\n\n{rows(header, lines)}"
     )
 

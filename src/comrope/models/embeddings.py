@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from comrope.precision import compute_dtype
+from comrope.precision import compute_dtype, no_autocast
 
 __all__ = ["AbsolutePositions", "Patches"]
 
@@ -69,5 +69,9 @@ class AbsolutePositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """(T, N) or (B, T, N) to (T, dim) or (B, T, dim)."""
-        weights = self.weights(positions)
-        return weights.to(self.codebook.dtype) @ self.codebook
+        if positions.shape[-1] != len(self.grid):
+            raise ValueError(
+                f"positions: expected {len(self.grid)} axes, got {positions.shape[-1]}"
+            )
+        with no_autocast(positions.device):
+            return self.weights(positions).to(self.codebook.dtype) @ self.codebook

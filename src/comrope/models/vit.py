@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from comrope import checks
 from comrope import positions as coordinates
@@ -81,9 +82,8 @@ class ViT(nn.Module):
         checks.one_of("position", position, POSITIONS)
         checks.one_of("rope_units", rope_units, ROPE_UNITS)
         checks.one_of("class_position", class_position, CLASS_POSITIONS)
-        checks.one_of("global_pool", global_pool, POOLS)
-        if global_pool == "token" and not class_token:
-            raise ValueError("global_pool: 'token' needs class_token=True, got False")
+        _check_pool(global_pool, class_token)
+        checks.integer("num_heads", num_heads, 1)
         if embed_dim % num_heads:
             raise ValueError(
                 f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}"
@@ -91,7 +91,7 @@ class ViT(nn.Module):
         self.num_axes, self.init_std = len(canvas), checks.real("init_std", init_std)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
         self.num_classes, self.num_features = num_classes, embed_dim
-        self.num_prefix_tokens = int(class_token)
+        self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
         self.patches = Patches(patch, checks.integer("in_chans", in_chans, 1), embed_dim)
         self.train_grid = self.patches.grid_shape(canvas)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if class_token else None
@@ -158,14 +158,22 @@ class ViT(nn.Module):
                 f"got {tuple(x.shape)}"
             )
         positions = self._positions(positions, self.patches.grid_shape(x.shape[2:]))
-        x = self.patches(x)
+        # The residual stream has the precision of the weights: float32 under autocast, as in timm.
+        x = self.patches(x).to(self.norm.weight.dtype)
         if self.ape is not None:
-            x = x + self.ape(positions[..., self.num_prefix_tokens :, :]).to(x.dtype)
+            x = x + self.ape(positions[..., self.num_prefix_tokens :, :])
         if self.cls_token is not None:
-            x = torch.cat((self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
+            x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
         for block in self.blocks:
-            x = block(x, positions)
+            if self.grad_checkpointing and self.training:
+                x = checkpoint(block, x, positions, use_reentrant=False)
+            else:
+                x = block(x, positions)
         return self.norm(x)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""
+        self.grad_checkpointing = enable
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         pooled = self.global_pool == "avg"
@@ -177,14 +185,18 @@ class ViT(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool is not None:
-            self.global_pool = checks.one_of("global_pool", global_pool, POOLS)
+            _check_pool(global_pool, self.num_prefix_tokens > 0)
+            self.global_pool = global_pool
         self.num_classes = num_classes
         self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.head.to(self.norm.weight.device, self.norm.weight.dtype)
         self._reset_linear(self.head)
 
     def reset_parameters(self) -> None:
-        """As timm starts its ViTs: truncated normals, zero biases, patches as torch does."""
-        self.patches.proj.reset_parameters()
+        """As timm starts its ViTs: truncated normals, zero biases, the rest as it resets itself."""
+        for module in self.modules():
+            if module is not self and callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
         for module in (*self.blocks.modules(), self.head):
             self._reset_linear(module)
         if self.ape is not None:
@@ -226,3 +238,9 @@ def _sizes(label: str, value: int | Sequence[int], num_axes: int) -> tuple[int, 
     if label == "patch_size" and len(sizes) != num_axes:
         raise ValueError(f"{label}: expected {num_axes} sizes, as img_size has, got {value!r}")
     return tuple(checks.integer(label, size, 1) for size in sizes)
+
+
+def _check_pool(global_pool: str, class_token: bool) -> None:
+    checks.one_of("global_pool", global_pool, POOLS)
+    if global_pool == "token" and not class_token:
+        raise ValueError("global_pool: 'token' needs class_token=True, got False")

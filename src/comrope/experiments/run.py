@@ -1,0 +1,273 @@
+"""A configuration at work: steps, checkpoints, evaluations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from comrope import positions as coordinates
+from comrope.experiments import checkpoint
+from comrope.experiments.config import Config, to_yaml
+from comrope.experiments.data import Batch, Normalize, resolution_of, train_loader
+from comrope.experiments.distributed import (
+    accumulating,
+    autocast,
+    distribute,
+    full,
+    same_for_all,
+    total,
+    unwrap,
+)
+from comrope.experiments.errors import Interrupted, UserError
+from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, compile_blocks
+from comrope.experiments.folders import CONFIG, WEIGHTS, write_result
+from comrope.experiments.logs import Log, progress_bar, say
+from comrope.experiments.meter import Meter, summarize
+from comrope.experiments.optim import Soften, create_optimizer, create_schedule
+from comrope.experiments.randomness import generator, seed_everything
+from comrope.experiments.sources import open_sources
+from comrope.experiments.state import (
+    Average,
+    load_model,
+    load_optimizer,
+    optimizer_numbers,
+    optimizer_tensors,
+    whole,
+)
+from comrope.models import ViT
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A configuration at work. Nothing is written before everything it needs was found."""
+
+    def __init__(self, config: Config, out: Path, accelerator: Accelerator, progress: bool) -> None:
+        self.config, self.out, self.accelerator = config, out, accelerator
+        self.is_main = self.accelerator.is_main_process
+        self.progress = progress and self.is_main
+        model = build_model(config)
+        check_resolutions(model, (resolution_of(config)[0], *config.evaluate.resolutions))
+        train_source, self.val_source = open_sources(config)
+        assert train_source is not None
+        self.train_source = train_source
+        if config.train.compile:
+            torch.compiler.reset()  # what an earlier run compiled is not needed any more
+            compile_blocks(model)
+        self.model = distribute(model, config.train.strategy, self.accelerator)
+        self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
+        self.optimizer = create_optimizer(config, self.bare)
+        scaled = config.train.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=scaled)
+        self.average = Average(self.bare, config.train.ema) if config.train.ema else None
+        self.soften = Soften(config)
+        self.normalize = Normalize(config, self.accelerator.device)
+        self.step = 0
+        self.unreadable = 0
+        self.stop: int | None = None  # the signal that asked for it
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint that is whole, if there is one."""
+        found = checkpoint.latest(self.out / "checkpoints")
+        step = found.step if found is not None else 0
+        if step != same_for_all(self.accelerator, step):
+            raise UserError(
+                f"out: not every process sees the checkpoints in {self.out}; it must be on storage "
+                "that all share"
+            )
+        if found is not None:
+            load_model(self.bare, found.tensors("model"), str(found.path))
+            load_optimizer(
+                self.bare, self.optimizer, found.tensors("optimizer"), found.state["optimizer"]
+            )
+            if self.average is not None:
+                self.average.load(self.bare, found.tensors("average"))
+            self.scaler.load_state_dict(found.state["scaler"])
+            self.step = found.step
+            self.unreadable = found.state["unreadable"] if self.is_main else 0
+            if self.is_main:
+                say(f"{self.out}: resumed at step {self.step}")
+        self.accelerator.wait_for_everyone()
+        if self.is_main:
+            self.out.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_atomically(self.out / CONFIG, to_yaml(self.config))
+            self.log = Log(self.out, resume_from=self.step)
+        self.loader, self.batches = train_loader(
+            self.config,
+            self.train_source,
+            rank=self.accelerator.process_index,
+            world=self.accelerator.num_processes,
+            start=self.step,
+        )
+        self.schedule = create_schedule(self.config, self.optimizer, self.batches.steps_per_epoch)
+
+    def save(self) -> None:
+        """A checkpoint of what is still a model: weights that are not finite are not kept."""
+        self.require_finite_weights()
+        parts = {
+            "model": self.bare.state_dict(),
+            "optimizer": optimizer_tensors(self.bare, self.optimizer),
+            "average": self.average.tensors if self.average is not None else {},
+        }
+        tensors = {name: whole(some, keep=self.is_main) for name, some in parts.items() if some}
+        state = {
+            "unreadable": int(total(self.accelerator, float(self.unreadable))[0]),
+            "scaler": self.scaler.state_dict(),
+            "optimizer": optimizer_numbers(self.optimizer),
+        }
+        if self.is_main:
+            folder = self.out / "checkpoints"
+            checkpoint.save(folder, self.step, tensors, state, keep=self.config.train.keep)
+        self.accelerator.wait_for_everyone()
+
+    def require_finite_weights(self) -> None:
+        norms = torch.stack([full(p.norm()) for p in self.bare.parameters()])
+        if not norms.isfinite().all():
+            raise UserError(
+                f"the weights are not finite after step {self.step}; the checkpoints in {self.out} "
+                "are from before. A smaller optim.lr or optim.clip_grad may help"
+            )
+
+    def fit(self) -> None:
+        """All steps that are left."""
+        train = self.config.train
+        meter = Meter(self)
+        stream = iter(self.loader)
+        with progress_bar(self.progress, "steps") as bar:
+            task = bar.add_task(
+                self.out.name, total=self.batches.steps, completed=self.step, note=""
+            )
+            self.model.train()
+            while self.step < self.batches.steps:
+                loss = self.one_step(stream, meter)
+                meter.add(loss)
+                self.step += 1
+                last = self.step == self.batches.steps
+                if self.step % train.log_every == 0 or last:
+                    note = meter.report()
+                    bar.update(task, note=note)
+                bar.update(task, completed=self.step)
+                if self.should_stop():
+                    self.save()
+                    raise Interrupted(f"{self.out}: stopped at step {self.step}, saved; "
+                                      "the same command goes on")  # fmt: skip
+                if self.step % train.checkpoint_every == 0 or last:
+                    meter.require_finite()
+                    with meter.paused():
+                        self.save()
+                with meter.paused():
+                    self.maybe_evaluate()
+
+    def one_step(self, stream: Iterator[Batch], meter: Meter) -> Tensor:
+        """One update of the weights; its loss, on the device."""
+        config, parts = self.config, self.config.train.accumulate
+        self.schedule.step_update(self.step)
+        positions = self.positions()
+        loss = torch.zeros((), device=self.accelerator.device)
+        for part in range(parts):
+            batch = meter.wait(stream)
+            seed_everything(
+                config.train.seed, "step", self.step, part, self.accelerator.process_index
+            )
+            images, targets = self.soften(
+                self.normalize(batch.images),
+                batch.targets.to(self.accelerator.device, non_blocking=True),
+            )
+            share = images.shape[0]
+            place = positions
+            if positions.ndim == 3:
+                first = (self.accelerator.process_index * parts + part) * share
+                place = positions[first : first + share]
+            with accumulating(self.model, part == parts - 1):
+                with autocast(config.train.precision, self.accelerator.device):
+                    part_loss = self.soften.loss(self.model(images, place), targets) / parts
+                self.scaler.scale(part_loss).backward()
+            loss += part_loss.detach()
+        if config.optim.clip_grad is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.bare.parameters(), config.optim.clip_grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.bare, self.step)
+        return loss
+
+    def positions(self) -> Tensor:
+        """Of the patches: their centres, or the paper's noise about them, for the whole batch."""
+        train, grid = self.config.train, self.bare.train_grid
+        place = coordinates.grid(grid, device=self.accelerator.device)
+        if not train.perturbation:
+            return place
+        # Drawn for all processes at once, so that it does not depend on their number.
+        noise = generator(train.seed, "noise", self.step, device=self.accelerator.device)
+        return coordinates.perturb(
+            place,
+            [1 / size for size in grid],
+            train.perturbation,
+            batch_size=train.batch_size if train.perturbation_per == "sample" else None,
+            generator=noise,
+        )
+
+    def should_stop(self) -> bool:
+        if self.accelerator.num_processes == 1:
+            return self.stop is not None
+        if self.step % 4:  # asking costs a round trip
+            return False
+        return total(self.accelerator, float(self.stop is not None))[0] > 0
+
+    def maybe_evaluate(self) -> None:
+        """At the training resolution, every few epochs; the end of training evaluates them all."""
+        epoch, within = divmod(self.step, self.batches.steps_per_epoch)
+        every = self.config.evaluate.every
+        if within or not every or epoch % every or self.step == self.batches.steps:
+            return
+        found = self.evaluate((resolution_of(self.config)[0],), False)
+        if self.is_main:
+            top1 = next(iter(found.values()))["top1"]
+            self.log.write("evaluation", step=self.step, epoch=epoch, top1=top1)
+
+    def evaluate(self, resolutions: tuple[int, ...], progress: bool) -> dict[str, Any]:
+        average = self.average.applied(self.bare) if self.average else contextlib.nullcontext()
+        results = {}
+        with average, progress_bar(progress, "images") as bar:
+            for resolution in resolutions:
+                images = len(self.val_source)
+                task = bar.add_task(f"{self.out.name} at {resolution}", total=images, note="")
+                results[str(resolution)] = found = accuracy(
+                    self.bare,
+                    self.config,
+                    self.val_source,
+                    resolution,
+                    self.accelerator,
+                    advance=partial(self._advance, bar, task),
+                )
+                bar.update(task, completed=images, note=f"{found['top1']:.2f} %")
+        return results
+
+    def _advance(self, bar: Any, task: Any, images: int) -> None:
+        if self.stop is not None:  # training was saved already
+            raise Interrupted(f"{self.out}: stopped in evaluation; the same command goes on")
+        bar.advance(task, images)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluate, and write the weights and the result."""
+        results = self.evaluate(self.config.evaluate.resolutions, self.progress)
+        with self.average.applied(self.bare) if self.average else contextlib.nullcontext():
+            weights = whole(self.bare.state_dict(), keep=self.is_main)
+        result: dict[str, Any] = {}
+        if self.is_main:
+            checkpoint.write_tensors(self.out / WEIGHTS, weights)
+            result = summarize(self, results)
+            self.log.write("result", step=self.step, **result)
+            self.log.close()
+            write_result(self.out, result)
+        self.accelerator.wait_for_everyone()
+        return result
