@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,36 @@ def test_what_one_process_left_two_go_on_with(alone, tmp_path):
     newest.rmdir()
     run(folder, "train.strategy=fsdp2", processes=2)
     assert losses(folder) == pytest.approx(losses(alone), abs=2e-5)
+
+
+def test_processes_find_each_other_without_being_told_that_there_is_no_gpu(alone, tmp_path):
+    run(tmp_path / "run", "train.device=auto", processes=2)
+    assert result(tmp_path / "run")["processes"] == 2
+
+
+def test_a_folder_that_not_every_process_sees_is_refused(alone, tmp_path):
+    """Each process in a working folder of its own, as on nodes with disks of their own."""
+    script = tmp_path / "private.py"
+    script.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from comrope.experiments.config import load_recipe\n"
+        "from comrope.experiments.train import train\n"
+        "out = Path(sys.argv[1], os.environ['RANK'])\n"
+        "config = load_recipe(sys.argv[2])\n"
+        "train(config, out, progress=False)\n"
+    )
+    part = tmp_path / "run" / "0"
+    shutil.copytree(alone, part)
+    for name in ("result.json", "model.safetensors"):
+        (part / name).unlink()
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(part.parent), str(alone / "config.yaml")],
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "not every process sees the checkpoints" in done.stderr
 
 
 def test_max_restarts_recovers_from_a_killed_worker(alone, tmp_path):
