@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import IGNORED, Normalize, eval_loader
@@ -104,13 +103,12 @@ def accuracy(
     accelerator: Accelerator,
     *,
     offset: float = 0.0,
-    draws: int = 1,
     advance: Callable[[int], Any] = lambda images: None,
 ) -> dict[str, float]:
     """Top-1 in percent, and how many images that is of.
 
     ``offset`` is the paper's rho: the coordinates of every image, class token included, are moved
-    by N(0, rho^2) image widths along each axis; ``draws`` times over, from fixed seeds.
+    by N(0, rho^2) image widths along each axis, each image by its own, drawn from a fixed seed.
     """
     device = accelerator.device
     loader = eval_loader(
@@ -118,6 +116,7 @@ def accuracy(
     )
     normalize = Normalize(config, device)
     correct, count = torch.zeros((), device=device), torch.zeros((), device=device)
+    moves = torch.randn(len(source), model.num_axes, generator=generator("offset"))
     unreadable: list[str] = []
     was_training = model.training
     model.eval()
@@ -128,29 +127,21 @@ def accuracy(
         images = normalize(batch.images)
         targets = batch.targets.to(device)
         place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
-        first = (number * accelerator.num_processes + accelerator.process_index) * len(targets)
-        for draw in range(draws):
-            positions = place
-            if offset:  # an image's own, however the images are put into batches
-                moves = _moves(first + len(targets), model.num_axes, draw)[first:]
-                positions = place + offset * moves[:, None].to(place)
-            with autocast(config.train.precision, device):
-                logits = model(images, positions)
-            correct += (logits.argmax(-1) == targets).sum()
-            count += (targets != IGNORED).sum()
+        if offset:  # however the images are put into batches
+            first = (number * accelerator.num_processes + accelerator.process_index) * len(targets)
+            own = torch.arange(first, first + len(targets)).clamp(max=len(source) - 1)
+            place = place + offset * moves[own][:, None].to(place)
+        with autocast(config.train.precision, device):
+            logits = model(images, place)
+        correct += (logits.argmax(-1) == targets).sum()
+        count += (targets != IGNORED).sum()
         advance(len(targets) * accelerator.num_processes)
     reshard(model)
     model.train(was_training)
     right, seen, skipped = total(accelerator, correct, count, float(len(unreadable)))
     if not seen:
         raise UserError(f"data.root: no validation image can be read, such as {unreadable[0]}")
-    return {"top1": 100 * right / seen, "images": seen / draws, "unreadable": skipped}
-
-
-def _moves(images: int, num_axes: int, draw: int) -> Tensor:
-    """Standard normal offsets of the first images (n, N): more of them begin with the same."""
-    noise = generator("offset", draw)
-    return torch.stack([torch.randn(num_axes, generator=noise) for _ in range(images)])
+    return {"top1": 100 * right / seen, "images": seen, "unreadable": skipped}
 
 
 def evaluate_run(
