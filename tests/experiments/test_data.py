@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -186,6 +187,34 @@ def test_a_spoilt_sample_of_a_shard_is_named(folder, tmp_path_factory, tmp_path)
     (packed / "set-train-0000.tar").write_bytes(b"not a tar")
     with pytest.raises(UserError, match=r"set-train-0000\.tar: cannot be read"):
         train(config, tmp_path / "run", progress=False)
+
+
+def test_data_sets_whose_classes_are_numbers_keep_them(monkeypatch):
+    """Hugging Face's are: a map of class names would be applied to numbers, and fail."""
+    import timm.data
+
+    class Reader:
+        class_to_idx: ClassVar = {"cat": 0, "dog": 1}
+
+        def __getitem__(self, index):
+            return Image.new("L", (8, 8), 100 * index), index
+
+    class Set(list):
+        reader = Reader()
+
+    asked = []
+
+    def create(name, **options):
+        asked.append((name, options))
+        return Set([0, 1])
+
+    monkeypatch.setattr(timm.data, "create_dataset", create)
+    config = config_for(None, data__name="hfds/pets", data__root=None)
+    for source in open_sources(config):
+        assert [source.load(i)[1] for i in range(len(source))] == [0, 1]
+        assert source.load(0)[0].mode == "RGB"
+    assert all(name == "hfds/pets" and "class_map" not in o for name, o in asked)
+    assert {o["split"] for _, o in asked} == {"train", "validation"}
 
 
 def test_a_class_out_of_range_is_named(folder, tmp_path_factory, tmp_path):

@@ -161,8 +161,8 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
         )
     add_img_extensions(FORMATS)
     try:
-        if slash:
-            return create_dataset(data.name, root=data.root, split=split, class_map=classes or {})
+        if slash:  # its classes are numbers already
+            return create_dataset(data.name, root=data.root, split=split)
         place = _place(_root(data), split)
         # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there.
         no_pickle: dict[str, Any] = {"cache_tarinfo": False} if place.suffix == ".tar" else {}
