@@ -36,7 +36,7 @@ def study(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("study")
     settings = ("--out", out, "--methods", "ape,liere,comrope-ld", "--seeds", 2, "--quiet")
     said = comrope("reproduce", "classification", *TINY, *settings)
-    assert f"figure:  {out}/classification-ape-liere-comrope-ld/figure.png" in said
+    assert f"figure:  {out}/classification-ape-liere-comrope-ld-" in said
     return out
 
 
@@ -45,7 +45,7 @@ def runs(study: Path, start: str) -> list[Path]:
 
 
 def test_reproduce_writes_results_table_and_figure(study):
-    folder = study / "classification-ape-liere-comrope-ld"
+    (folder,) = study.glob("classification-ape-liere-comrope-ld-*")
     results = json.loads((folder / "results.json").read_text())
     assert [cell["method"] for cell in results["cells"]] == ["ape", "liere", "comrope-ld"]
     for cell in results["cells"]:
@@ -73,7 +73,8 @@ def test_reproduce_runs_only_what_is_missing_and_loses_nothing(study):
 def test_moving_the_image_moves_lieres_accuracy_only(study):
     settings = ("--out", study, "--methods", "liere,comrope-ld", "--seeds", 2, "--quiet")
     comrope("reproduce", "offset", *TINY, *settings)
-    results = json.loads((study / "offset-liere-comrope-ld" / "results.json").read_text())
+    folder = max(study.glob("offset-liere-comrope-ld-*"), key=lambda p: p.stat().st_mtime)
+    results = json.loads((folder / "results.json").read_text())
     for cell in results["cells"]:
         moved = [
             abs(run["offset"][rho] - run["offset"]["0"])
@@ -156,12 +157,12 @@ def test_recipes_are_listed_and_shown_in_full():
     [
         (("train", "digits", "train.epoch=3"), "train.epoch: no such field; did you mean"),
         (("train", "digit"), "recipe: no 'digit'; did you mean digits?"),
-        (("train", "imagenette", "--data", "/nowhere"), "data.root: no folder /nowhere"),
+        (("train", "imagenette", "--data", "/nowhere"), "data.root: /nowhere is not there"),
         (("eval", "/nowhere"), "run: /nowhere holds no run"),
         (("inspect", "/nowhere"), "run: /nowhere holds no run"),
         (("reproduce", "classify"), "name: expected one of classification, offset"),
         (("reproduce", "offset", "--preset", "huge"), "preset: expected one of demo, small, paper"),
-        (("reproduce", "classification", "--preset", "small"), "data.root: no folder None"),
+        (("reproduce", "classification", "--preset", "small"), "data.root: not given"),
         (
             ("reproduce", "offset", "--methods", "rotary"),
             "methods: expected one of none, ape",
@@ -196,4 +197,4 @@ def test_sigterm_to_a_study_saves_the_runs_and_the_same_command_goes_on(tmp_path
     assert "Traceback" not in said
     assert list(logs.glob("*/checkpoints/step-*"))
     comrope(*arguments)
-    assert (tmp_path / "classification-ape-rope" / "table.md").exists()
+    assert list(tmp_path.glob("classification-ape-rope-*/table.md"))

@@ -267,8 +267,8 @@ def test_or_are_skipped_named_and_counted(folder, workers, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__root": "/no/such/place"}, "data.root: no folder /no/such/place"),
-        ({"data__root": None}, "data.root: no folder None"),
+        ({"data__root": "/no/such/place"}, "data.root: /no/such/place is not there"),
+        ({"data__root": None}, "data.root: not given"),
         ({"data__num_classes": 3}, "has 2 classes, got 3"),
         ({"data__train_split": "fit"}, "has no folder or .tar for split 'fit'; found train, val"),
         ({"data__name": "imagenet"}, "data.name: expected digits, folder, shards"),

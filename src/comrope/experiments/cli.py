@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from pathlib import Path
@@ -59,7 +60,10 @@ def eval_command(
     resolutions: Annotated[
         str | None, typer.Option(help="Such as 112,224,448; by default those of the run.")
     ] = None,
-    offsets: Annotated[str, typer.Option(help="The paper's rho, image widths: 0,0.5,1.")] = "0",
+    offsets: Annotated[
+        str,
+        typer.Option(help="Move every image by N(0, rho²) image widths, for these rho: 0,0.5,1."),
+    ] = "0",
     data: Annotated[str | None, typer.Option(help="Short for data.root=PATH.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the accuracies here, as JSON.")] = None,
     quiet: Quiet = False,
@@ -76,7 +80,8 @@ def eval_command(
         progress=not quiet,
     )
     for entry in found:
-        print(f"{entry['resolution']:>5} px  rho {entry['offset']:<5g} {entry['top1']:6.2f} %")
+        moved = f"  moved by N(0, {entry['offset']:g}²)" if entry["offset"] else ""
+        print(f"{entry['resolution']:>5} px  {entry['top1']:6.2f} %{moved}")
     if out is not None and found:
         from comrope.experiments.checkpoint import write_atomically
 
@@ -133,7 +138,7 @@ def inspect_command(
         print(
             f"{layer['layer']:18} angles moved {layer['moved']:8.1e}   "
             f"commutator {layer['commutator']:8.1e}   "
-            f"scores move by {layer['offset_sensitivity']:8.1e}"
+            f"scores move by {layer['offset_sensitivity']:8.1e} of their spread, image by its width"
         )
     if "ape_variation" in facts:
         shares = ", ".join(f"{v:.2f}" for v in facts["ape_variation"])
@@ -154,6 +159,7 @@ def recipes_command(
 
 def main() -> None:
     """What the command ``comrope`` runs: errors that a user can mend are one line."""
+    faulthandler.enable()  # a crash in native code says where
     try:
         app()
     except UserError as error:

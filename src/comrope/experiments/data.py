@@ -7,6 +7,7 @@ processes.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -236,7 +237,7 @@ def _collate(items: list[Item]) -> Batch:
 
 
 def _loader(config: Config, images: Images, keys: Any) -> DataLoader[Any]:
-    workers = config.data.workers
+    workers = min(config.data.workers, os.cpu_count() or 1)
     return DataLoader(
         images,
         batch_sampler=keys,

@@ -168,7 +168,9 @@ def _spectra(ropes: dict[str, RotaryEmbedding]) -> Any:
             frequencies = None
         if frequencies is not None and len(frequencies) == 2:
             axis.plot(frequencies[1], frequencies[0], ".", markersize=3, alpha=0.6)
-            axis.set(xlabel="ω along x", ylabel="ω along y")
+            reach = 1.1 * float(frequencies.abs().max()) or 1.0
+            axis.set(xlabel="ω along x", ylabel="ω along y", aspect="equal")
+            axis.set(xlim=(-reach, reach), ylim=(-reach, reach))
             axis.axhline(0, color="0.8", zorder=0)
             axis.axvline(0, color="0.8", zorder=0)
         else:

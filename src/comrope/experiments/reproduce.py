@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import statistics
@@ -88,10 +89,17 @@ def reproduce(
         "paper": paper_figures(),
     }
     if accelerator.is_main_process:
-        # Of some methods only, it must not take the place of the whole table.
-        _write(name, results, out / "-".join((name, *methods)))
+        _write(name, results, out / _folder(name, methods, seeds, overrides))
     accelerator.wait_for_everyone()
     return results
+
+
+def _folder(name: str, methods: Sequence[str], seeds: int | None, overrides: Sequence[str]) -> str:
+    """The study's name; with something beside it that tells apart what is not the preset's own."""
+    if not (methods or seeds or overrides):
+        return name
+    digest = hashlib.sha256(json.dumps([seeds, sorted(overrides)]).encode()).hexdigest()[:6]
+    return "-".join((name, *methods, digest))
 
 
 def paper_figures() -> dict[str, Any]:

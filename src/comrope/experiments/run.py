@@ -95,6 +95,10 @@ class Run:
             if self.is_main:
                 say(f"{self.out}: resumed at step {self.step}")
         self.accelerator.wait_for_everyone()
+        if self.progress:
+            accelerator, precision = self.accelerator, self.config.train.precision
+            say(f"{accelerator.num_processes} process(es), {accelerator.device}, "
+                f"precision {precision}; {len(self.train_source)} images to train on")  # fmt: skip
         if self.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(self.out / CONFIG, to_yaml(self.config))

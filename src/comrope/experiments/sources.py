@@ -175,8 +175,11 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
 
 
 def _root(data: Data) -> str:
-    if data.root is None or not Path(data.root).is_dir():
-        raise UserError(f"data.root: no folder {data.root}; give the data's, data.root=PATH")
+    if data.root is None:
+        raise UserError("data.root: not given; say where the data is, --data PATH")
+    if not Path(data.root).is_dir():
+        what = "is a file, expected a folder" if Path(data.root).exists() else "is not there"
+        raise UserError(f"data.root: {data.root} {what}")
     return data.root
 
 

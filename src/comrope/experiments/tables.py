@@ -21,7 +21,8 @@ def table(name: str, results: dict[str, Any]) -> str:
         "cost": _cost,
     }[name](results)
     machine = results["machine"]
-    seeds = "" if name == "cost" else f" {results['seeds']} seed(s), mean ± standard deviation."
+    several = f" Mean ± standard deviation of {results['seeds']} seeds."
+    seeds = "" if name == "cost" else several if results["seeds"] > 1 else " One seed."
     return (
         f"# {results['title']} ({results['where']} of the paper)\n\n"
         f"Ours: {results['data']}.{seeds}\n\n{body}\n"

@@ -107,7 +107,8 @@ class Method(nn.Module):
             raise ValueError(
                 f"head_dim: {reason} shares the blocks of a head out to the axes, so head_dim / "
                 f"block_size must be a multiple of num_axes {axes}; got {dim} / {size} = "
-                f"{self.num_blocks}"
+                f"{self.num_blocks}. Choose num_heads so that head_dim is a multiple of "
+                f"{axes * size}, or 'comrope-ld', 'comrope-torus'"
             )
 
     def _set_vanilla(

@@ -88,6 +88,8 @@ class ViT(nn.Module):
             raise ValueError(
                 f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}"
             )
+        if "num_axes" in rotary_options:
+            raise TypeError("num_axes: is the length of img_size, such as (1024,) or (8, 224, 224)")
         self.num_axes, self.init_std = len(canvas), checks.real("init_std", init_std)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
         self.num_classes, self.num_features = num_classes, embed_dim
