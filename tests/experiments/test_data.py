@@ -97,7 +97,7 @@ def test_repeated_augmentation_repeats_images_but_not_their_augmentation():
     batches = TrainBatches(tiny(augment__repeats=3), 1437)
     keys = next(iter(batches))
     assert set(Counter(k.image for k in keys).values()) == {3}
-    loader, _ = train_loader(tiny(augment__repeats=3), Digits(train=True))
+    loader = train_loader(tiny(augment__repeats=3), Digits(train=True), batches)
     images = next(iter(loader)).images
     assert not torch.equal(images[0], images[1])
 
@@ -105,7 +105,8 @@ def test_repeated_augmentation_repeats_images_but_not_their_augmentation():
 def test_augmentation_depends_on_epoch_and_place_only_and_disturbs_nothing():
     import random
 
-    loader, _ = train_loader(tiny(augment__scale=(0.1, 1.0)), Digits(train=True))
+    config = tiny(augment__scale=(0.1, 1.0))
+    loader = train_loader(config, Digits(train=True), TrainBatches(config, 1437))
     images: Images = loader.dataset
     random.seed(1), torch.manual_seed(1)
     before = random.getstate(), torch.get_rng_state()
@@ -249,6 +250,8 @@ def test_unreadable_images_stop_the_run_by_name(folder, workers, cache, tmp_path
     config = config_for(folder, data__workers=workers, data__cache=cache)
     with pytest.raises(UserError, match=rf"{bad}: cannot be read .*data.unreadable=skip"):
         train(config, tmp_path / "run", progress=False)
+    going_on = config.with_overrides({"data.unreadable": "skip"})
+    assert train(going_on, tmp_path / "run", progress=False)["unreadable"]["training"] == 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -288,7 +291,7 @@ def test_or_are_skipped_named_and_counted(folder, workers, tmp_path, capfd):
 def test_bad_settings_are_refused_before_anything_is_written(folder, overrides, message, tmp_path):
     with pytest.raises(UserError, match=message):
         train(config_for(folder, **overrides), tmp_path / "run", progress=False)
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_class_is_named(folder, tmp_path):

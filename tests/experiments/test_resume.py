@@ -254,6 +254,36 @@ def test_the_log_has_every_step_once_even_without_a_checkpoint(tmp_path, monkeyp
     assert [r["step"] for r in records if r["event"] == "train"] == list(range(1, 12))
 
 
+def test_a_run_that_stopped_before_its_first_checkpoint_may_be_corrected(tmp_path, monkeypatch):
+    from comrope.experiments.run import Run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "fit", lambda run: (_ for _ in ()).throw(UserError("wrong")))
+        with pytest.raises(UserError, match="wrong"):
+            train(tiny(train__seed=5), tmp_path / "run", progress=False)
+    assert train(tiny(train__epochs=1), tmp_path / "run", progress=False)["steps"] == 11
+
+
+def test_a_signal_in_an_evaluation_between_epochs_saves_first(tmp_path, monkeypatch):
+    from comrope.experiments.run import Run
+
+    evaluate = Run.evaluate
+
+    def told(run, *arguments):
+        run.stop = signal.SIGTERM
+        return evaluate(run, *arguments)
+
+    config = tiny(train__checkpoint_every=100, evaluate__every=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "evaluate", told)
+        with pytest.raises(Interrupted, match="stopped in evaluation"):
+            train(config, tmp_path / "run", progress=False)
+    assert steps_there(tmp_path / "run") == [11]
+    train(config, tmp_path / "run", progress=False)
+    train(config, tmp_path / "whole", progress=False)
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UserError, match="holds something else than a run; nothing was changed"):

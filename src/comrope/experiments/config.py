@@ -130,6 +130,7 @@ class Config:
 # Fields that do not decide what is learned: a run may be resumed with others.
 RUNTIME = {
     "data.root",
+    "data.unreadable",
     "data.workers",
     "data.cache",
     "train.accumulate",

@@ -155,10 +155,8 @@ class TrainBatches:
                 yield [Key(epoch, place, order[place]) for place in range(begin, begin + share)]
 
 
-def train_loader(
-    config: Config, source: Source, *, rank: int = 0, world: int = 1, start: int = 0
-) -> tuple[DataLoader[Any], TrainBatches]:
-    """All batches from step ``start`` to the last of this run, ``train.accumulate`` a step."""
+def train_loader(config: Config, source: Source, batches: TrainBatches) -> DataLoader[Any]:
+    """All batches to the last of this run, ``train.accumulate`` a step."""
     from timm.data import create_transform
 
     augment, data = config.augment, config.data
@@ -176,8 +174,7 @@ def train_loader(
         std=data.std,
     )
     images = Images(source, transform, config, take_next=True)
-    batches = TrainBatches(config, len(source), rank=rank, world=world, start=start)
-    return _loader(config, images, batches), batches
+    return _loader(config, images, batches)
 
 
 def eval_loader(

@@ -24,6 +24,8 @@ def claim(config: Config, out: Path) -> None:
         return  # a first writing that was cut off leaves a hidden file
     if not (out / CONFIG).is_file():
         raise UserError(f"out: {out} holds something else than a run; nothing was changed")
+    if not (out / RESULT).exists() and not any((out / "checkpoints").glob("step-*")):
+        return  # it stopped before there was anything to lose
     if different := differences(config, load_recipe(str(out / CONFIG))):
         raise UserError(
             f"out: {out} holds another run ({'; '.join(different[:5])}); nothing was changed. "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from comrope import positions as coordinates
 from comrope.experiments import checkpoint
 from comrope.experiments.config import Config, to_yaml
-from comrope.experiments.data import Batch, Normalize, resolution_of, train_loader
+from comrope.experiments.data import Batch, Normalize, TrainBatches, resolution_of, train_loader
 from comrope.experiments.distributed import (
     accumulating,
     autocast,
@@ -58,12 +58,19 @@ class Run:
         train_source, self.val_source = open_sources(config)
         assert train_source is not None
         self.train_source = train_source
+        self.batches = TrainBatches(
+            config,
+            len(train_source),
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+        )
         if config.train.compile:
             torch.compiler.reset()  # what an earlier run compiled is not needed any more
             compile_blocks(model)
         self.model = distribute(model, config.train.strategy, self.accelerator)
         self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
         self.optimizer = create_optimizer(config, self.bare)
+        self.schedule = create_schedule(config, self.optimizer, self.batches.steps_per_epoch)
         scaled = config.train.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=scaled)
         self.average = Average(self.bare, config.train.ema) if config.train.ema else None
@@ -103,14 +110,8 @@ class Run:
             self.out.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(self.out / CONFIG, to_yaml(self.config))
             self.log = Log(self.out, resume_from=self.step)
-        self.loader, self.batches = train_loader(
-            self.config,
-            self.train_source,
-            rank=self.accelerator.process_index,
-            world=self.accelerator.num_processes,
-            start=self.step,
-        )
-        self.schedule = create_schedule(self.config, self.optimizer, self.batches.steps_per_epoch)
+        self.batches.start = self.step
+        self.loader = train_loader(self.config, self.train_source, self.batches)
 
     def save(self) -> None:
         """A checkpoint of what is still a model: weights that are not finite are not kept."""
@@ -233,7 +234,11 @@ class Run:
         every = self.config.evaluate.every
         if within or not every or epoch % every or self.step == self.batches.steps:
             return
-        found = self.evaluate((resolution_of(self.config)[0],), False)
+        try:
+            found = self.evaluate((resolution_of(self.config)[0],), False)
+        except Interrupted:
+            self.save()
+            raise
         if self.is_main:
             top1 = next(iter(found.values()))["top1"]
             self.log.write("evaluation", step=self.step, epoch=epoch, top1=top1)
@@ -257,7 +262,8 @@ class Run:
         return results
 
     def _advance(self, bar: Any, task: Any, images: int) -> None:
-        if self.stop is not None:  # training was saved already
+        # Several processes would not leave at the same image; they go on to the end of it.
+        if self.stop is not None and self.accelerator.num_processes == 1:
             raise Interrupted(f"{self.out}: stopped in evaluation; the same command goes on")
         bar.advance(task, images)
 
