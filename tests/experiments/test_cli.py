@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -176,6 +177,22 @@ def test_mistakes_are_told_in_a_line(arguments, message, tmp_path):
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_write_that_fails_is_told_and_leaves_what_was_there(tmp_path):
+    """A real one: files may not grow beyond 200 kB, and a checkpoint needs more."""
+    out, few = tmp_path / "run", ("train.checkpoint_every=4", "train.log_every=1")
+    command = [sys.executable, "-m", "comrope", "train", "digits", *TINY, *few, "--quiet"]
+    done = subprocess.run(
+        [*command, "--out", str(out)],
+        capture_output=True, text=True, timeout=120, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "step-00000004 cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not any((out / "checkpoints").iterdir())
+    assert "run: " in comrope(*command[3:], "--out", out)
 
 
 def test_sigterm_to_a_study_saves_the_runs_and_the_same_command_goes_on(tmp_path):
