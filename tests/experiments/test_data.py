@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 from collections import Counter
@@ -14,56 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from comrope.experiments.config import load_recipe
 from comrope.experiments.data import IGNORED, Images, Key, TrainBatches, eval_loader, train_loader
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import evaluate_run
 from comrope.experiments.sources import Digits, open_sources
 from comrope.experiments.train import train
+from experiments.images import config_for, shards_of, spoil, tar_of
 from experiments.runs import tiny
-
-CLASSES = ("cat", "dog")
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """Two classes of bright and dark images, in all modes and formats one meets."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("val", 8)):
-        for number, name in enumerate(CLASSES):
-            (tmp_path / split / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = rng.integers(0, 100, (20, 30, 3), dtype=np.uint8) + 140 * number
-                image = Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "L", "P")[i % 3])
-                suffix = ("png", "jpg", "webp")[i % 3] if image.mode != "P" else "png"
-                image.save(tmp_path / split / name / f"{i}.{suffix}")
-    return tmp_path
-
-
-def config_for(root: Path, **overrides):
-    fields = {
-        "model.name": "vit_nano_patch4_16",
-        "data.root": str(root),
-        "data.num_classes": 2,
-        "data.workers": 0,
-        "data.cache": False,
-        "train.epochs": 2,
-        "train.batch_size": 8,
-        "train.precision": "no",
-        "train.compile": False,
-        "train.device": "cpu",
-        "train.log_every": 1,
-        "evaluate.resolutions": (16,),
-        "evaluate.every": 1,
-    }
-    named = {name.replace("__", "."): value for name, value in overrides.items()}
-    return load_recipe("imagenette").with_overrides({**fields, **named})
-
-
-def spoil(root: Path, split: str) -> Path:
-    bad = next((root / split / "dog").glob("3.*"))
-    os.truncate(bad, bad.stat().st_size // 3)
-    return bad
 
 
 def test_an_epoch_is_every_image_once_and_another_order_each_time():
@@ -138,29 +94,6 @@ def test_formats_and_modes(folder):
     for i, image in enumerate(images):
         assert np.array_equal(np.asarray(cached.load(i)[0]), np.asarray(image))
         assert cached.load(i)[1] == source.load(i)[1]
-
-
-def tar_of(folder: Path, out: Path) -> None:
-    """train.tar and val.tar of an image folder."""
-    for split in ("train", "val"):
-        with tarfile.open(out / f"{split}.tar", "w") as archive:
-            archive.add(folder / split, arcname=".")
-
-
-def shards_of(folder: Path, out: Path) -> None:
-    """WebDataset shards of ten samples, named as the usual ones of ImageNet are."""
-    for split in ("train", "val"):
-        files = sorted((folder / split).rglob("*.*"))
-        for first in range(0, len(files), 10):
-            name = f"set-{'validation' if split == 'val' else split}-{first // 10:04d}.tar"
-            with tarfile.open(out / name, "w") as archive:
-                for file in files[first : first + 10]:
-                    stem = f"{file.parent.name}_{file.stem}"
-                    archive.add(file, arcname=f"{stem}{file.suffix}")
-                    label = str(CLASSES.index(file.parent.name)).encode()
-                    info = tarfile.TarInfo(f"{stem}.cls")
-                    info.size = len(label)
-                    archive.addfile(info, io.BytesIO(label))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's open file

@@ -1,0 +1,78 @@
+"""Image folders, tars and shards of two classes, made for the tests."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from comrope.experiments.config import load_recipe
+
+CLASSES = ("cat", "dog")
+
+
+def make_folder(tmp_path: Path) -> Path:
+    """Two classes of bright and dark images, in all modes and formats one meets."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 8)):
+        for number, name in enumerate(CLASSES):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 100, (20, 30, 3), dtype=np.uint8) + 140 * number
+                image = Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "L", "P")[i % 3])
+                suffix = ("png", "jpg", "webp")[i % 3] if image.mode != "P" else "png"
+                image.save(tmp_path / split / name / f"{i}.{suffix}")
+    return tmp_path
+
+
+def config_for(root: Path, **overrides):
+    fields = {
+        "model.name": "vit_nano_patch4_16",
+        "data.root": str(root),
+        "data.num_classes": 2,
+        "data.workers": 0,
+        "data.cache": False,
+        "train.epochs": 2,
+        "train.batch_size": 8,
+        "train.precision": "no",
+        "train.compile": False,
+        "train.device": "cpu",
+        "train.log_every": 1,
+        "evaluate.resolutions": (16,),
+        "evaluate.every": 1,
+    }
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_recipe("imagenette").with_overrides({**fields, **named})
+
+
+def spoil(root: Path, split: str) -> Path:
+    bad = next((root / split / "dog").glob("3.*"))
+    os.truncate(bad, bad.stat().st_size // 3)
+    return bad
+
+
+def tar_of(folder: Path, out: Path) -> None:
+    """train.tar and val.tar of an image folder."""
+    for split in ("train", "val"):
+        with tarfile.open(out / f"{split}.tar", "w") as archive:
+            archive.add(folder / split, arcname=".")
+
+
+def shards_of(folder: Path, out: Path) -> None:
+    """WebDataset shards of ten samples, named as the usual ones of ImageNet are."""
+    for split in ("train", "val"):
+        files = sorted((folder / split).rglob("*.*"))
+        for first in range(0, len(files), 10):
+            name = f"set-{'validation' if split == 'val' else split}-{first // 10:04d}.tar"
+            with tarfile.open(out / name, "w") as archive:
+                for file in files[first : first + 10]:
+                    stem = f"{file.parent.name}_{file.stem}"
+                    archive.add(file, arcname=f"{stem}{file.suffix}")
+                    label = str(CLASSES.index(file.parent.name)).encode()
+                    info = tarfile.TarInfo(f"{stem}.cls")
+                    info.size = len(label)
+                    archive.addfile(info, io.BytesIO(label))
