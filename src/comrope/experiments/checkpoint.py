@@ -34,9 +34,6 @@ class Checkpoint(NamedTuple):
     def tensors(self, name: str) -> dict[str, Tensor]:
         return load_file(self.path / f"{name}.safetensors")
 
-    def has(self, name: str) -> bool:
-        return f"{name}.safetensors" in self.state["sums"]
-
 
 def save(
     folder: Path,

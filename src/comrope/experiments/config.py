@@ -37,7 +37,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    name: str = "folder"  # "digits", "folder", or what timm calls it: "wds/...", "hfds/..."
+    name: str = "folder"  # "digits", "folder", "shards", or what timm calls it: "hfds/..."
     root: str | None = None
     train_split: str = "train"
     val_split: str = "validation"

@@ -57,9 +57,6 @@ def count_parameters() -> list[dict[str, Any]]:
     rows = []
     for method, block in ROWS[1:]:
         model = build_model(_config(base, method, block))
-        found = sum(p.numel() for m in rotary_modules(model).values() for p in m.parameters())
-        if model.ape is not None:
-            found += model.ape.codebook.numel()
         formula = FORMULAS.get(method)
         tokens = model.token_positions().shape[0] - model.num_prefix_tokens
         sizes = (tokens, model.num_features, len(model.blocks), model.num_axes, block)
@@ -67,7 +64,7 @@ def count_parameters() -> list[dict[str, Any]]:
             {
                 "method": method,
                 "block_size": block,
-                "parameters": found,
+                "parameters": model.position_parameters(),
                 "formula": formula and formula[0],
                 "expected": formula and formula[1](*sizes),
             }

@@ -115,12 +115,8 @@ class TrainBatches:
     ) -> None:
         train = config.train
         self.seed, self.size, self.repeats = train.seed, size, config.augment.repeats
-        self.batch, self.parts, self.rank, self.world = (
-            train.batch_size,
-            train.accumulate,
-            rank,
-            world,
-        )
+        self.batch, self.parts = train.batch_size, train.accumulate
+        self.rank, self.world = rank, world
         self.steps_per_epoch = size // train.batch_size
         self.steps = self.steps_per_epoch * train.epochs
         self.start = start

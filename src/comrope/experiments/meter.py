@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comrope.analysis import rotary_modules
 from comrope.experiments.data import Batch
 from comrope.experiments.distributed import total
 from comrope.experiments.errors import UserError
@@ -91,12 +90,10 @@ def summarize(run: Any, results: dict[str, Any]) -> dict[str, Any]:
     records = [r for r in read_log(run.out / LOG) if r["event"] == "train"]
     unreadable = records[-1]["unreadable"] if records else 0
     settled = records[len(records) // 4 :] or records  # past compilation and warm caches
-    angles = sum(p.numel() for m in rotary_modules(run.bare).values() for p in m.parameters())
-    ape = run.bare.ape.codebook.numel() if run.bare.ape is not None else 0
     return {
         "top1": {resolution: found["top1"] for resolution, found in results.items()},
         "images": max(found["images"] for found in results.values()),
-        "position_parameters": angles + ape,
+        "position_parameters": run.bare.position_parameters(),
         "parameters": sum(p.numel() for p in run.bare.parameters()),
         "steps": run.step,
         "processes": run.accelerator.num_processes,

@@ -81,7 +81,7 @@ def reproduce(
         "data": _described(base, chosen),
         "seeds": chosen.seeds,
         "command": shlex.join(["comrope", *sys.argv[1:]]),
-        "trained_at": int(base.model.name.rsplit("_", 1)[1]),
+        "trained_at": resolution_of(base)[0],
         "resolutions": list(base.evaluate.resolutions),
         "machine": machine(accelerator.device),
         "recipe": to_dict(base),

@@ -76,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of the paper. ``cells`` of None: nothing is trained."""
+    """A table or figure of the paper; without ``cells`` nothing is trained for it."""
 
     title: str
     where: str

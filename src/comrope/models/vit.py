@@ -211,6 +211,12 @@ class ViT(nn.Module):
             trunc_normal_(module.weight, std=self.init_std)
             nn.init.zeros_(module.bias)
 
+    def position_parameters(self) -> int:
+        """How many parameters the position encoding has: angles, or the codebook."""
+        angles = (p for module in rotary_modules(self).values() for p in module.parameters())
+        codebook = 0 if self.ape is None else self.ape.codebook.numel()
+        return codebook + sum(p.numel() for p in angles)
+
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimizer should not decay: tokens, positions, angles."""
         angles = {
