@@ -14,6 +14,7 @@ import torch
 
 from comrope.experiments import checkpoint
 from comrope.experiments.errors import Interrupted, UserError
+from comrope.experiments.evaluate import evaluate_run
 from comrope.experiments.logs import read_log
 from comrope.experiments.train import train
 from experiments.runs import in_process, same, tiny, weights
@@ -72,6 +73,8 @@ def test_a_different_seed_ends_elsewhere(whole, tmp_path):
     {"augment__mixup": 0.8, "augment__cutmix": 1.0, "augment__erase": 0.3, "data__workers": 2,
      "augment__repeats": 3, "augment__auto_augment": "rand-m9-mstd0.5-inc1",
      "data__in_chans": 3, "data__mean": (0.3, 0.3, 0.3), "data__std": (0.4, 0.4, 0.4)},
+    {"train__precision": "fp16", "optim__clip_grad": 1.0},
+    {"optim__name": "lamb"},  # counts its steps elsewhere
     {"optim__name": "sgd", "optim__clip_grad": 0.1, "optim__angle_lr_scale": 3.0},
 ])  # fmt: skip
 def test_everything_that_has_a_state_is_resumed(options, tmp_path, monkeypatch):
@@ -81,6 +84,15 @@ def test_everything_that_has_a_state_is_resumed(options, tmp_path, monkeypatch):
     assert steps_there(tmp_path / "parts") == [5]
     train(config, tmp_path / "parts", progress=False)
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def test_the_averaged_weights_are_the_ones_kept_and_evaluated(tmp_path):
+    result = train(tiny(train__ema=0.9), tmp_path / "run", progress=False)
+    last = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert same(weights(tmp_path / "run"), last.tensors("average"))
+    assert not same(weights(tmp_path / "run"), last.tensors("model"))
+    (entry,) = evaluate_run(tmp_path / "run", progress=False)
+    assert entry["top1"] == result["top1"]["12"]
 
 
 def stop_after(step: int, config, folder: Path, monkeypatch) -> None:

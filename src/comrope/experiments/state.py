@@ -63,7 +63,8 @@ def whole(tensors: dict[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]
     for name, tensor in tensors.items():
         complete = full(tensor)
         if keep:
-            gathered[name] = complete.cpu()
+            # A copy, on the CPU too: the average must outlast its exchange with the parameters.
+            gathered[name] = complete.to("cpu", copy=True)
     return gathered
 
 
@@ -98,7 +99,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def optimizer_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
     """What some optimizers count in their parameter groups: the steps of timm's lamb, adan, ..."""
     return [
-        {key: value for key, value in group.items() if type(value) in (int, float)}
+        {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if type(value) in (int, float) or (isinstance(value, Tensor) and value.ndim == 0)
+        }
         for group in optimizer.param_groups
     ]
 
