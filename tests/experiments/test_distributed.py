@@ -127,17 +127,23 @@ def test_a_folder_that_not_every_process_sees_is_refused(alone, tmp_path):
 
 def test_max_restarts_recovers_from_a_killed_worker(alone, tmp_path):
     folder = tmp_path / "run"
-    launcher = subprocess.Popen(
-        command(folder, processes=2, launch=("--max-restarts=2",)),
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    output = tmp_path / "output"
+    with output.open("w") as stream:
+        launcher = subprocess.Popen(
+            command(folder, processes=2, launch=("--max-restarts=2",)),
+            env=ENVIRONMENT, stdout=stream, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     deadline = time.monotonic() + 120
     while not list((folder / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
-    said, _ = launcher.communicate(timeout=300)
-    assert launcher.returncode == 0, said[-3000:]
+    try:
+        launcher.wait(timeout=120)
+    finally:
+        launcher.terminate()  # if it hangs: no process outlives a test that fails
+        launcher.wait(timeout=60)
+    assert launcher.returncode == 0, output.read_text()[-3000:]
     events = [json.loads(line)["event"] for line in (folder / "log.jsonl").read_text().splitlines()]
     assert "resumed" in events
     assert losses(folder) == pytest.approx(losses(alone), abs=2e-5)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
@@ -36,11 +37,26 @@ def create_accelerator(device: str) -> Accelerator:
     """The processes that ``accelerate launch`` or ``torchrun`` started, or this one alone."""
     # Without a GPU Accelerate must be told, or each of several processes takes itself for the only.
     cpu = device == "cpu" or not torch.cuda.is_available()
+    _meet_anew("gloo" if cpu else "nccl")
     accelerator = Accelerator(mixed_precision="no", cpu=cpu)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
         raise UserError(f"{launched} processes were launched, but they do not find each other")
     return accelerator
+
+
+def _meet_anew(backend: str) -> None:
+    """After a restart by torchrun: its store still has the addresses of the processes that died.
+
+    A new process that reads one of them waits for a peer that will never answer, so every attempt
+    gets a name space of its own. (torch 2.15 leaves that out.)
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or dist.is_initialized():
+        return
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
 def same_for_all(accelerator: Accelerator, value: Any) -> Any:
