@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -54,8 +55,8 @@ def _meet_anew(backend: str) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or dist.is_initialized():
         return
-    store, rank, size = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    store, rank, size = next(rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
