@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from comrope import METHODS
+
+if not torch.cuda.is_available():  # before triton is imported: its kernels run interpreted then
+    os.environ["TRITON_INTERPRET"] = "1"
 
 COMMUTING = tuple(name for name in METHODS if name != "liere")
 

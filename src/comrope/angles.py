@@ -15,7 +15,7 @@ unrotated.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -51,15 +51,29 @@ class Torus(NamedTuple):
         eye = torch.eye(self.block_size).to(self.frequencies)
         return eye.expand(*self.frequencies.shape[1:3], -1, -1), self.frequencies
 
+    def per_layer(self, layers: int) -> list[Torus]:
+        """Taken apart again, where the heads are those of several layers."""
+        bases = [None] * layers if self.basis is None else _apart(self.basis, 0, layers)
+        frequencies = _apart(self.frequencies, 1, layers)
+        return [Torus(*both, self.block_size) for both in zip(bases, frequencies, strict=True)]
+
 
 class Line(NamedTuple):
     """Commuting angle matrices that are multiples of one: A_i = direction_i * skew."""
 
     skew: Tensor  # (H, m, b, b)
     direction: Tensor  # (N, H, m)
+    known: tuple[Tensor, Tensor] | None = None  # the spectrum of ``skew``, once worked out
 
     def to(self, dtype: torch.dtype) -> Line:
-        return Line(self.skew.to(dtype), self.direction.to(dtype))
+        known = None if self.known is None else (self.known[0].to(dtype), self.known[1].to(dtype))
+        return Line(self.skew.to(dtype), self.direction.to(dtype), known)
+
+    def with_spectrum(self) -> Line:
+        """The same, its spectrum known: for b > 2, where it is an eigendecomposition."""
+        if self.known is not None or self.skew.shape[-1] == 2:
+            return self
+        return self._replace(known=skew_spectrum(self.skew.detach()))
 
     def matrices(self) -> Tensor:
         """The angle matrices (N, H, m, b, b)."""
@@ -73,8 +87,16 @@ class Line(NamedTuple):
         """Basis (H, m, b, b) and frequencies (N, H, m, f), for b > 2 without gradient."""
         if self.skew.shape[-1] == 2:
             return self.plane().spectrum()
-        basis, frequencies = skew_spectrum(self.skew.detach())
+        basis, frequencies = self.known or skew_spectrum(self.skew.detach())
         return basis, self.direction.detach()[..., None] * frequencies
+
+    def per_layer(self, layers: int) -> list[Line]:
+        """Taken apart again, where the heads are those of several layers."""
+        known: list[Any] = [None] * layers
+        if self.known is not None:
+            known = list(zip(*(_apart(part, 0, layers) for part in self.known), strict=True))
+        skew, direction = _apart(self.skew, 0, layers), _apart(self.direction, 1, layers)
+        return [Line(*each) for each in zip(skew, direction, known, strict=True)]
 
 
 class Free(NamedTuple):
@@ -97,8 +119,17 @@ class Free(NamedTuple):
             "(comrope.analysis.axis_frequencies gives the frequencies of each axis alone)"
         )
 
+    def per_layer(self, layers: int) -> list[Free]:
+        """Taken apart again, where the heads are those of several layers."""
+        return [Free(skew) for skew in _apart(self.skew, 1, layers)]
+
 
 Angles: TypeAlias = Torus | Line | Free
+
+
+def _apart(x: Tensor, axis: int, layers: int) -> tuple[Tensor, ...]:
+    """(..., L H, ...) to L tensors (..., H, ...), each of its own contiguous piece."""
+    return x.unflatten(axis, (layers, -1)).movedim(axis, 0).contiguous().unbind(0)
 
 
 def block_size_of(angles: Angles) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope import checks, ops
+from comrope.angles import Angles
 from comrope.methods import create_method
 from comrope.positions import check_positions
 from comrope.precision import compute_dtype, no_autocast
@@ -38,7 +39,8 @@ class RotaryEmbedding(nn.Module):
             channel c and c + head_dim / 2, as in Hugging Face's language models. Angle and
             rotation matrices always speak of the interleaved order.
         num_prefix_tokens: Leading tokens that are left unrotated.
-        backend: ``"auto"``, ``"spectral"`` or ``"reference"``.
+        backend: ``"auto"``, ``"triton"`` (kernels for an NVIDIA GPU), ``"spectral"`` or
+            ``"reference"``; ``chosen_backend`` says what ``"auto"`` comes to, and why.
         options: What the method alone takes: ``shared_theta`` of ``"comrope-ld"``.
 
     Casting the module to bfloat16 or float16 rounds its learned angles as it rounds weights, which
@@ -83,10 +85,16 @@ class RotaryEmbedding(nn.Module):
         self.num_prefix_tokens = checks.integer("num_prefix_tokens", num_prefix_tokens, 0)
         self.backend = backend
         with torch.no_grad():
-            ops.choose_backend(self.method.angles(), backend)
+            ops.choose_backend(self.angles(), backend, channel_order=channel_order)
 
     def forward(
-        self, q: Tensor, k: Tensor, positions: Tensor, *, num_prefix_tokens: int | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        *,
+        num_prefix_tokens: int | None = None,
+        angles: Angles | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Rotated q and k, whose scores equal those of R(x) q . R(y) k.
 
@@ -101,21 +109,63 @@ class RotaryEmbedding(nn.Module):
             positions: (T, N), shared by the batch, or (B, T, N). Rows of prefix tokens may be left
                 out; they are not used.
             num_prefix_tokens: Overrides the module's own number for this call.
+            angles: What ``angles`` gives, if it is at hand already.
 
         Computed in the widest dtype that comes in, at least float32. The results are kept for the
-        backward pass of ``comrope-ap`` and ``comrope-ld``: do not change them in place.
+        backward pass: do not change them in place.
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         self._check(q, k, positions, prefix)
-        positions = positions[..., positions.shape[-2] - (q.shape[2] - prefix) :, :]
-        if prefix:  # R(0) = I
-            positions = nn.functional.pad(positions, (0, 0, prefix, 0))
-        if self.channel_order == "half":
-            q, k = _halves_to_neighbours(q), _halves_to_neighbours(k)
-        q, k = ops.rotate(q, k, positions, self.method.angles(), backend=self.backend)
-        if self.channel_order == "half":
-            q, k = _neighbours_to_halves(q), _neighbours_to_halves(k)
-        return q, k
+        return ops.rotate(
+            q,
+            k,
+            positions,
+            self.angles() if angles is None else angles,
+            backend=self.backend,
+            num_prefix_tokens=prefix,
+            channel_order=self.channel_order,
+        )
+
+    def packed(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        *,
+        num_prefix_tokens: int | None = None,
+        angles: Angles | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q, rotated k and v, each (B, heads, T, D), out of one tensor.
+
+        ``qkv`` is (B, T, heads, D), the heads of the queries, then of the keys, then of the values:
+        what one projection leaves behind. The kernels save copies here, in the backward pass too.
+        It is used up: without gradients they turn q and k where they lie.
+        """
+        prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
+        heads = self.method.num_heads
+        if qkv.ndim != 4 or qkv.shape[2] < 3 * heads:
+            raise ValueError(
+                f"qkv: expected shape (B, T, heads, D) with the heads of q, k and v, at least "
+                f"{3 * heads}, got {tuple(qkv.shape)}"
+            )
+        q, k = qkv[:, :, : -2 * heads], qkv[:, :, -2 * heads : -heads]
+        self._check(q.transpose(1, 2), k.transpose(1, 2), positions, prefix)
+        return ops.rotate_packed(
+            qkv,
+            positions,
+            self.angles() if angles is None else angles,
+            key_heads=heads,
+            backend=self.backend,
+            num_prefix_tokens=prefix,
+            channel_order=self.channel_order,
+        )
+
+    def angles(self) -> Angles:
+        """The rotation as plain tensors (see ``comrope.angles``)."""
+        return self.method.angles()
+
+    def chosen_backend(self, q: Tensor, k: Tensor, positions: Tensor) -> ops.Choice:
+        """The backend that these tensors would be rotated with, and the reason."""
+        return ops.choose_backend(self.angles(), self.backend, q, k, positions, self.channel_order)
 
     def angle_matrices(self) -> Tensor:
         """The skew-symmetric A_i, (N, H, m, b, b)."""
@@ -201,12 +251,3 @@ class RotaryEmbedding(nn.Module):
                 f"positions: expected num_axes {self.method.num_axes} in the last dimension, "
                 f"got {positions.shape[-1]}"
             )
-
-
-def _halves_to_neighbours(x: Tensor) -> Tensor:
-    """Channels (c, c + D/2) to (2c, 2c + 1)."""
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-
-
-def _neighbours_to_halves(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

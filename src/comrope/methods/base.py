@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from comrope import checks
-from comrope.angles import Angles, plane_generators
+from comrope.angles import Angles, Line, plane_generators
 
-__all__ = ["INITS", "Method", "axis_of_block", "rope_frequencies", "skew_part"]
+__all__ = ["INITS", "Method", "axis_of_block", "joint_angles", "rope_frequencies", "skew_part"]
 
 INITS = ("normal", "zeros", "rope")
 
@@ -20,12 +20,13 @@ class Method(nn.Module):
     """A position encoding: parameters, and the angle matrices (N, H, m, b, b) they stand for.
 
     Subclasses name their parameters in ``shapes``, fill them in ``reset_parameters`` and say in
-    ``angles`` what they mean.
+    ``angles_of`` what they mean.
     """
 
     name: str
     options: ClassVar[dict[str, Any]] = {}  # what this method alone takes, with its defaults
     axis_partitioned = False  # each block turns with one axis, so the axes must share the blocks
+    head_axis: ClassVar[dict[str, int]] = {"P": 0, "theta": 1, "frequencies": 1}
 
     def __init__(
         self,
@@ -63,7 +64,19 @@ class Method(nn.Module):
 
     def angles(self) -> Angles:
         """The angle matrices in the form that this method has them, in float32 or wider."""
+        return self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
+
+    def angles_of(self, **parameters: Tensor) -> Angles:
+        """The same of parameters given, which may have any number of heads."""
         raise NotImplementedError
+
+    def same_kind(self, other: Method) -> bool:
+        """Whether both mean the same by the same parameters."""
+        return (
+            self.name == other.name
+            and self.extra_repr() == other.extra_repr()
+            and (self.settings == other.settings)
+        )
 
     def reset_parameters(self) -> None:
         """Fill the parameters anew, as ``init`` says."""
@@ -124,6 +137,37 @@ class Method(nn.Module):
         self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
         self.position_scale = checks.per_axis("position_scale", scale, self.num_axes, positive=True)
+
+
+def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
+    """The angles of several layers, worked out at once: layers beside each other, as heads are.
+
+    Small matrices in many small batches leave a GPU idle. None if they cannot: layers that differ,
+    or whose parameters are not at hand here (sharded over processes), go one by one.
+    """
+    first, shapes = methods[0], methods[0].shapes()
+    if not all(_joins(first, method) for method in methods):
+        return None
+    if not shapes:
+        return [first.angles()] * len(methods)
+    parameters = {}
+    for name in shapes:
+        axis = first.head_axis[name]
+        stacked = torch.stack([getattr(method, name) for method in methods], axis)
+        parameters[name] = stacked.flatten(axis, axis + 1)
+    angles = first.angles_of(**parameters)
+    if isinstance(angles, Line):
+        angles = angles.with_spectrum()
+    return list(angles.per_layer(len(methods)))
+
+
+def _joins(first: Method, method: Method) -> bool:
+    parameters = [getattr(method, name) for name in method.shapes()]
+    theirs = [getattr(first, name) for name in first.shapes()]
+    return first.same_kind(method) and all(
+        type(p) is nn.Parameter and p.dtype == q.dtype and p.device == q.device
+        for p, q in zip(parameters, theirs, strict=True)
+    )
 
 
 def skew_part(matrix: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from comrope.angles import Line
 from comrope.methods.base import Method, axis_of_block, skew_part
@@ -31,7 +31,7 @@ class ComRoPEAP(Method):
         else:
             self.P.copy_(self.rope_generators(self.P).sum(0))
 
-    def angles(self) -> Line:
-        skew = skew_part(widen(self.P))
-        axes = axis_of_block(self.num_axes, self.num_blocks, self.P.device).to(skew.dtype)
-        return Line(skew, axes[:, None].expand(-1, self.num_heads, -1))
+    def angles_of(self, P: Tensor) -> Line:  # type: ignore[override]
+        skew = skew_part(widen(P))
+        axes = axis_of_block(self.num_axes, self.num_blocks, P.device).to(skew.dtype)
+        return Line(skew, axes[:, None].expand(-1, P.shape[0], -1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from comrope.angles import Line
 from comrope.methods.base import Method, axis_of_block, skew_part
@@ -45,6 +45,7 @@ class ComRoPELD(Method):
             self.P.zero_()
         self.theta.normal_()
 
-    def angles(self) -> Line:
-        theta = widen(self.theta).expand(-1, self.num_heads, -1)
-        return Line(skew_part(widen(self.P)), theta)
+    def angles_of(self, P: Tensor, theta: Tensor) -> Line:  # type: ignore[override]
+        if self.settings["shared_theta"]:  # by all heads of a layer
+            theta = theta.repeat_interleave(self.num_heads, dim=1)
+        return Line(skew_part(widen(P)), widen(theta))

@@ -48,9 +48,11 @@ class ComRoPETorus(Method):
         else:
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
 
-    def angles(self) -> Torus:
-        basis = None if self.block_size == 2 else cayley(skew_part(widen(self.P)))
-        return Torus(basis, widen(self.frequencies), self.block_size)
+    def angles_of(  # type: ignore[override]
+        self, frequencies: Tensor, P: Tensor | None = None
+    ) -> Torus:
+        basis = None if P is None else cayley(skew_part(widen(P)))
+        return Torus(basis, widen(frequencies), self.block_size)
 
 
 def cayley(skew: Tensor) -> Tensor:

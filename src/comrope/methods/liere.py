@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from comrope.angles import Free, Line
 from comrope.methods.base import Method, skew_part
@@ -16,6 +18,7 @@ class LieRE(Method):
     """Parameters: ``P`` (N, H, m, b, b), A_i = P_i - P_i^T. On one axis it commutes trivially."""
 
     name = "liere"
+    head_axis: ClassVar = {"P": 1}
     P: nn.Parameter
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -31,8 +34,8 @@ class LieRE(Method):
         else:
             self.P.copy_(self.rope_generators(self.P)[:, None])
 
-    def angles(self) -> Free | Line:
-        skew = skew_part(widen(self.P))
+    def angles_of(self, P: Tensor) -> Free | Line:  # type: ignore[override]
+        skew = skew_part(widen(P))
         if self.num_axes == 1:
-            return Line(skew[0], skew.new_ones(1, self.num_heads, self.num_blocks))
+            return Line(skew[0], skew.new_ones(1, P.shape[1], self.num_blocks))
         return Free(skew)

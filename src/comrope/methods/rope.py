@@ -45,7 +45,7 @@ class RoPE(Method):
     def reset_parameters(self) -> None:
         """Nothing to fill."""
 
-    def angles(self) -> Torus:
+    def angles_of(self) -> Torus:  # type: ignore[override]
         frequencies = self.rope_frequencies(self.anchor).to(compute_dtype(self.anchor))
         if self.init == "zeros":
             frequencies = torch.zeros_like(frequencies)

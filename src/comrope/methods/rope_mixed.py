@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from comrope.angles import Torus
 from comrope.methods.base import Method
@@ -32,5 +32,5 @@ class RoPEMixed(Method):
         else:
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
 
-    def angles(self) -> Torus:
-        return Torus(None, widen(self.frequencies), self.block_size)
+    def angles_of(self, frequencies: Tensor) -> Torus:  # type: ignore[override]
+        return Torus(None, widen(frequencies), self.block_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
+from comrope.angles import Angles
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["Attention", "Block"]
@@ -20,11 +21,13 @@ class Attention(nn.Module):
         self.rope = rope
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, T, C) at positions (T, N) or (B, T, N)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        if self.rope is not None:
-            q, k = self.rope(q, k, positions)
+    def forward(self, x: Tensor, positions: Tensor, angles: Angles | None = None) -> Tensor:
+        """x (B, T, C) at positions (T, N) or (B, T, N); ``angles`` if known, those of ``rope``."""
+        qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
+        if self.rope is None:
+            q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
+        else:
+            q, k, v = self.rope.packed(qkv, positions, angles=angles)
         x = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.proj(x.transpose(1, 2).flatten(2))
 
@@ -57,6 +60,6 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.scale2, self.skip2 = scale(), skip()
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        x = x + self.skip1(self.scale1(self.attn(self.norm1(x), positions)))
+    def forward(self, x: Tensor, positions: Tensor, angles: Angles | None = None) -> Tensor:
+        x = x + self.skip1(self.scale1(self.attn(self.norm1(x), positions, angles)))
         return x + self.skip2(self.scale2(self.mlp(self.norm2(x))))

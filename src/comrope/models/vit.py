@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from comrope import checks
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
-from comrope.methods import METHODS
+from comrope.angles import Angles
+from comrope.methods import METHODS, joint_angles
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.rotary import RotaryEmbedding
@@ -166,12 +167,18 @@ class ViT(nn.Module):
             x = x + self.ape(positions[..., self.num_prefix_tokens :, :])
         if self.cls_token is not None:
             x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-        for block in self.blocks:
+        for block, angles in zip(self.blocks, self._angles(), strict=True):
             if self.grad_checkpointing and self.training:
-                x = checkpoint(block, x, positions, use_reentrant=False)
+                x = checkpoint(block, x, positions, angles, use_reentrant=False)
             else:
-                x = block(x, positions)
+                x = block(x, positions, angles)
         return self.norm(x)
+
+    def _angles(self) -> list[Angles] | list[None]:
+        """The angles of all blocks, worked out at once."""
+        methods = [rope.method for rope in rotary_modules(self.blocks).values()]
+        joint = joint_angles(methods) if len(methods) == len(self.blocks) else None
+        return joint or [None] * len(self.blocks)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""

@@ -1,55 +1,100 @@
-"""Pure tensor functions: the slow obvious reference, the spectral rotation, one door that picks."""
+"""Pure tensor functions: the slow obvious reference, the spectral rotation, the Triton kernels, and
+one door that picks.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import pad
 
-from comrope import checks
-from comrope.angles import Angles, Free, Line, Torus, block_size_of
+from comrope.angles import Angles, Line, Torus, block_size_of
+from comrope.ops.choice import BACKENDS, Choice, choose_backend
 from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
 from comrope.ops.spectral import rotate_torus
 from comrope.precision import compute_dtype, no_autocast
 
-__all__ = ["BACKENDS", "choose_backend", "rotate", "rotation_matrices"]
-
-BACKENDS = ("auto", "reference", "spectral")
-
-
-def choose_backend(angles: Angles, backend: str = "auto") -> Literal["reference", "spectral"]:
-    """The backend that ``rotate`` will use for these angles."""
-    checks.one_of("backend", backend, BACKENDS)
-    if backend == "reference":
-        return "reference"
-    if isinstance(angles, Free):
-        if backend == "spectral":
-            raise ValueError(
-                "backend: 'spectral' needs angle matrices that commute, and LieRE's on more than "
-                "one axis do not; expected 'auto' or 'reference'"
-            )
-        return "reference"
-    return "spectral"
+__all__ = [
+    "BACKENDS",
+    "Choice",
+    "choose_backend",
+    "rotate",
+    "rotate_packed",
+    "rotation_matrices",
+]
 
 
 def rotate(
-    q: Tensor, k: Tensor, positions: Tensor, angles: Angles, *, backend: str = "auto"
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    angles: Angles,
+    *,
+    backend: str = "auto",
+    num_prefix_tokens: int = 0,
+    channel_order: str = "interleaved",
 ) -> tuple[Tensor, Tensor]:
-    """Rotate q (B, H G, T, D) and k (B, H, T, D) at positions (T, N) or (B, T, N).
+    """Rotate q (B, H G, T, D) and k (B, H, T, D) at positions (T', N) or (B, T', N).
 
-    The scores of the result are those of R(x) q . R(y) k. Computed in the widest dtype that comes
-    in, at least float32, and returned in the dtypes of q and k.
+    The scores of the result are those of R(x) q . R(y) k. The first ``num_prefix_tokens`` tokens
+    stay unturned: T' is T, or T less their number. Computed in the widest dtype that comes in, at
+    least float32, and returned in the dtypes of q and k.
     """
-    chosen = choose_backend(angles, backend)
+    chosen = choose_backend(angles, backend, q, k, positions, channel_order).backend
+    if chosen == "triton":
+        from comrope.ops.kernels.entry import rotate_on_gpu
+
+        return rotate_on_gpu(q, k, positions, angles, num_prefix_tokens, channel_order == "half")
+    if num_prefix_tokens:  # R(0) = I
+        positions = positions[..., positions.shape[-2] - (q.shape[2] - num_prefix_tokens) :, :]
+        positions = pad(positions, (0, 0, num_prefix_tokens, 0))
+    if channel_order == "half":
+        q, k = _halves_to_neighbours(q), _halves_to_neighbours(k)
+    q, k = _rotate_neighbours(q, k, positions, angles, chosen)
+    if channel_order == "half":
+        q, k = _neighbours_to_halves(q), _neighbours_to_halves(k)
+    return q, k
+
+
+def rotate_packed(
+    qkv: Tensor,
+    positions: Tensor,
+    angles: Angles,
+    *,
+    key_heads: int,
+    backend: str = "auto",
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take q, k and v out of one tensor (B, T, H (G + 2), D), q and k rotated; options as above.
+
+    ``qkv`` is used up: where no gradient is wanted, a kernel may turn q and k where they lie.
+    """
+    parts = [qkv.shape[2] - 2 * key_heads, key_heads, key_heads]
+    q, k, v = (x.transpose(1, 2) for x in qkv.split(parts, dim=2))
+    order = options.get("channel_order", "interleaved")
+    chosen = choose_backend(angles, backend, q, k, positions, order).backend
+    if chosen == "triton":
+        from comrope.ops.kernels.entry import rotate_packed_on_gpu
+
+        prefix = options.get("num_prefix_tokens", 0)
+        return rotate_packed_on_gpu(qkv, key_heads, positions, angles, prefix, order == "half")
+    return *rotate(q, k, positions, angles, backend=chosen, **options), v
+
+
+def _rotate_neighbours(
+    q: Tensor, k: Tensor, positions: Tensor, angles: Angles, backend: str
+) -> tuple[Tensor, Tensor]:
+    """With neighbouring channels as planes and a position for every token."""
     dtype = compute_dtype(q, k, positions, *(part for part in angles if isinstance(part, Tensor)))
     block_size = block_size_of(angles)
     q_blocks, k_blocks = (_to_blocks(x, k.shape[1], block_size) for x in (q, k))
     positions, angles = positions.to(dtype), angles.to(dtype)
     with no_autocast(q.device):
-        if chosen == "spectral" and isinstance(angles, Torus):
+        if backend == "spectral" and isinstance(angles, Torus):
             out = rotate_torus(q_blocks, k_blocks, positions, angles)
-        elif chosen == "spectral" and isinstance(angles, Line):
+        elif backend == "spectral" and isinstance(angles, Line):
             out = rotate_line(q_blocks, k_blocks, positions, angles)
         else:
             out = rotate_reference(q_blocks, k_blocks, positions, angles.matrices())
@@ -59,3 +104,12 @@ def rotate(
 def _to_blocks(x: Tensor, heads: int, block_size: int) -> Tensor:
     """(B, H G, T, D) to (B, H, G, T, m, b)."""
     return x.unflatten(-1, (-1, block_size)).unflatten(1, (heads, -1))
+
+
+def _halves_to_neighbours(x: Tensor) -> Tensor:
+    """Channels (c, c + D/2) to (2c, 2c + 1)."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def _neighbours_to_halves(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

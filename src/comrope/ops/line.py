@@ -31,14 +31,14 @@ from comrope.angles import Line, skew_spectrum
 from comrope.ops.spectral import change_basis, phases, rotate_planes, rotate_torus
 from comrope.precision import no_autocast
 
-__all__ = ["rotate_line"]
+__all__ = ["rotate_line", "skew_gradient"]
 
 
 def rotate_line(q: Tensor, k: Tensor, positions: Tensor, line: Line) -> tuple[Tensor, Tensor]:
     """Rotate blocks q (B, H, G, T, m, b) and k (B, H, 1, T, m, b) at positions (..., T, N)."""
     if line.skew.shape[-1] == 2:
         return rotate_torus(q, k, positions, line.plane())
-    basis, frequencies = skew_spectrum(line.skew.detach())
+    basis, frequencies = line.known or skew_spectrum(line.skew.detach())
     scale = phases(positions, line.direction[..., None])[..., 0]  # (1 or B, H, 1, T, m)
     with torch.no_grad():  # from positions and frequencies at once: one rounding less than via s
         angle = phases(positions, line.direction[..., None] * frequencies)
@@ -87,10 +87,9 @@ class _RotateAlongLine(torch.autograd.Function):
                 grad_scale = grad_scale.sum_to_size(scale.shape)
             if ctx.needs_input_grad[2]:
                 by_block = _by_block(scale[..., None])
-                inner = _skew_gradient(
-                    before, grad_before, after, grad_after, by_block, frequencies
-                )
-                grad_skew = basis @ inner @ basis.mT
+                sums = _sums_over_tokens(before, grad_before, after, grad_after, by_block)
+                eps = torch.finfo(basis.dtype).eps
+                grad_skew = basis @ skew_gradient(*sums, frequencies, eps) @ basis.mT
         grads = (grad_x, grad_scale, grad_skew)
         if torch.is_grad_enabled():
             grads = _NoSecondDerivative.apply(*grads, grad, scale, skew)
@@ -133,40 +132,40 @@ def _torque(x: Tensor, grad: Tensor) -> Tensor:
     return x[..., 0:end:2] * grad[..., 1:end:2] - x[..., 1:end:2] * grad[..., 0:end:2]
 
 
-def _skew_gradient(
-    before: Tensor,
-    grad_before: Tensor,
-    after: Tensor,
-    grad_after: Tensor,
-    scale: Tensor,
-    frequencies: Tensor,
-) -> Tensor:
-    """The gradient of S in its eigenbasis (H, m, b, b), from vectors (H, m, B, G, T, b)."""
+def _sums_over_tokens(
+    before: Tensor, grad_before: Tensor, after: Tensor, grad_after: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What ``skew_gradient`` needs, from vectors (H, m, B, G, T, b)."""
     numerator = _outer(grad_before, before) - _outer(grad_after, after)
     limit = 0.5 * (_outer(scale * grad_before, before) + _outer(scale * grad_after, after))
+    weight = grad_after.square().sum(-1, keepdim=True)
+    cubes = weight * scale.abs() ** 3
+    return numerator, limit, weight.sum((2, 3, 4, 5)), cubes.sum((2, 3, 4, 5))
+
+
+def skew_gradient(
+    numerator: Tensor, limit: Tensor, mass: Tensor, cubes: Tensor, frequencies: Tensor, eps: float
+) -> Tensor:
+    """The gradient of S in its eigenbasis (H, m, b, b), from sums over tokens.
+
+    With vectors x and gradients g, before the rotation and after it, in the eigenbasis:
+    ``numerator`` sum g x^T before less after (H, m, b, b), ``limit`` half the sum of s g x^T before
+    and after, ``mass`` sum |g|^2 (H, m), ``cubes`` sum |g|^2 |s|^3. ``eps`` is what the sums are
+    good to.
+    """
     size = limit.shape[-1]
     if size % 2:  # a phantom partner makes the unrotated coordinate a plane of frequency zero
         numerator, limit = (pad(t, (0, 1, 0, 1)) for t in (numerator, limit))
         frequencies = pad(frequencies, (0, 1))
     numerator = _turn_rows(numerator)
-    reach = _reach(
-        scale, before.norm(dim=-1, keepdim=True) * grad_before.norm(dim=-1, keepdim=True)
-    )
+    # The s that stands for all tokens: the cubic mean of |s|, weighted by gradient. Not the largest
+    # |s|: a token far out that nobody looks at (padding) must not decide for the rest.
+    reach = (cubes / torch.where(mass > 0, mass, 1.0)) ** (1 / 3)
     difference = frequencies[..., :, None] - frequencies[..., None, :]
     total = frequencies[..., :, None] + frequencies[..., None, :]
-    gradient = _commuting_part(_divided(numerator, difference, limit, reach))
-    rest = _divided(numerator, total, limit, reach)
+    gradient = _commuting_part(_divided(numerator, difference, limit, reach, eps))
+    rest = _divided(numerator, total, limit, reach, eps)
     return (gradient + rest - _commuting_part(rest))[..., :size, :size]
-
-
-def _reach(scale: Tensor, weight: Tensor) -> Tensor:
-    """The s that stands for all tokens (H, m): the cubic mean of |s|, weighted by what each adds.
-
-    Not the largest |s|: a token far out that adds nothing (padding) must not decide for the rest.
-    """
-    mass = weight.sum((2, 3, 4, 5))
-    cubes = (weight * scale.abs() ** 3).sum((2, 3, 4, 5))
-    return (cubes / torch.where(mass > 0, mass, 1.0)) ** (1 / 3)
 
 
 def _outer(grad: Tensor, x: Tensor) -> Tensor:
@@ -183,7 +182,7 @@ def _turn_rows(matrix: Tensor) -> Tensor:
     return torch.stack((-second, first), dim=-2).flatten(-3, -2)
 
 
-def _divided(numerator: Tensor, gap: Tensor, limit: Tensor, reach: Tensor) -> Tensor:
+def _divided(numerator: Tensor, gap: Tensor, limit: Tensor, reach: Tensor, eps: float) -> Tensor:
     """numerator / gap, or its limit where the gap is too small for the quotient.
 
     With weights w of the tokens, the limit is wrong by gap^2 sum w |s|^3 / 12 and the quotient by
@@ -191,7 +190,7 @@ def _divided(numerator: Tensor, gap: Tensor, limit: Tensor, reach: Tensor) -> Te
     gradient in float32 and 1e-11 in float64.
     """
     gap = gap.repeat_interleave(2, dim=-2).repeat_interleave(2, dim=-1)
-    threshold = (12 * torch.finfo(gap.dtype).eps) ** (1 / 3)
+    threshold = (12 * eps) ** (1 / 3)
     tiny = gap.abs() * reach[..., None, None] <= threshold
     return torch.where(tiny, limit, numerator / torch.where(tiny, 1.0, gap))
 

@@ -1,0 +1,67 @@
+"""From angles to operators: what the door calls on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comrope.angles import Angles, Free, Line, Torus
+from comrope.ops.kernels import fused
+from comrope.precision import no_autocast
+
+__all__ = ["rotate_on_gpu", "rotate_packed_on_gpu"]
+
+
+def rotate_on_gpu(
+    q: Tensor, k: Tensor, positions: Tensor, angles: Angles, prefix: int, halves: bool
+) -> tuple[Tensor, Tensor]:
+    """As ``comrope.ops.rotate``."""
+    with no_autocast(q.device):
+        if isinstance(angles, Free):
+            return _rotate_free(q, k, positions, angles, prefix)
+        return fused.rotate(q, k, *_prepare(positions, angles), prefix, halves)
+
+
+def rotate_packed_on_gpu(
+    qkv: Tensor, key_heads: int, positions: Tensor, angles: Angles, prefix: int, halves: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``comrope.ops.rotate_packed``."""
+    with no_autocast(qkv.device):
+        if isinstance(angles, Free):
+            q, k, v = fused.unpack(qkv, key_heads)
+            return *_rotate_free(q, k, positions, angles, prefix), v  # type: ignore[return-value]
+        prepared = _prepare(positions, angles)
+        wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted):
+            return fused.rotate_packed(qkv, *prepared, prefix, halves)
+        positions, frequencies, basis, _, _, _, size = prepared
+        fused.rotate_packed_(qkv, positions, frequencies, basis, size, prefix, halves)
+        return fused.unpack(qkv, key_heads)  # type: ignore[return-value]
+
+
+def _prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
+    """Positions, frequencies, basis, skew, direction, planes and block size, as the operators ask.
+
+    Without a basis the blocks are mere groups of planes, and are taken apart where they can be.
+    """
+    positions = positions.float().contiguous()
+    if isinstance(angles, Line) and angles.skew.shape[-1] == 2:
+        angles = angles.plane()
+    if isinstance(angles, Line):
+        basis, planes = angles.with_spectrum().known  # type: ignore[misc]
+        skew, direction = angles.skew.float(), angles.direction.float().contiguous()
+        frequencies = direction.detach()[..., None] * planes
+        return positions, frequencies, basis, skew, direction, planes, skew.shape[-1]
+    frequencies, size = angles.frequencies.float(), angles.block_size
+    if angles.basis is None and size % 2 == 0:
+        frequencies, size = frequencies.flatten(2)[..., None], 2
+    basis = None if angles.basis is None else angles.basis.float().contiguous()
+    return positions, frequencies.contiguous(), basis, None, None, None, size
+
+
+def _rotate_free(
+    q: Tensor, k: Tensor, positions: Tensor, angles: Free, prefix: int
+) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError

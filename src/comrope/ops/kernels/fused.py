@@ -1,0 +1,234 @@
+"""The rotation as operators of torch: seen through by the compiler, with every gradient.
+
+``comrope::rotate`` takes q and k; ``comrope::rotate_packed`` takes them out of one tensor with v
+beside them, as a projection leaves them, and gives its gradient back in one tensor, so that no copy
+puts the three together again. Nothing is kept for the way back but the results, which
+attention keeps as well. ``comrope::rotate_packed_`` turns them where they lie, without gradient.
+
+The angles come as a torus (frequencies, basis) or as a line (skew, direction, with the spectrum of
+skew): see comrope/angles.py. Shapes as in launch.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comrope.ops.kernels.launch import (
+    Heads,
+    Turning,
+    empty_like_order,
+    sums_of_a_block,
+    turn,
+    turn_back,
+)
+from comrope.ops.line import skew_gradient
+from comrope.precision import no_autocast
+
+__all__ = ["rotate", "rotate_packed", "rotate_packed_"]
+
+# A gap between frequencies below which sums in TF32 are worth less than the limit: see ops/line.py.
+SUM_NOISE = 1e-5
+
+
+@torch.library.custom_op("comrope::rotate", mutates_args=())
+def rotate(
+    q: Tensor, k: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
+    skew: Tensor | None, direction: Tensor | None, planes: Tensor | None,
+    block_size: int, prefix: int, halves: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """q (B, H G, T, D), k (B, H, T, D) rotated, in tensors of their own.
+
+    For a torus ``frequencies`` (N, H, m, f) and ``basis`` (H, m, b, b) have gradients. For a line
+    ``skew`` (H, m, b, b) and ``direction`` (N, H, m) have; ``basis`` and ``planes`` (H, m, f) are
+    the spectrum of ``skew``, and ``frequencies`` is direction times planes.
+    """
+    out = Heads(empty_like_order(q), empty_like_order(k))
+    with torch.cuda.device_of(q):
+        turn(Heads(q, k), Turning(positions, frequencies, basis, block_size, prefix, halves), out)
+    return out.q, out.k
+
+
+@rotate.register_fake
+def _(q, k, *_):
+    return empty_like_order(q), empty_like_order(k)
+
+
+@torch.library.custom_op("comrope::rotate_backward", mutates_args=())
+def rotate_backward(
+    q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, positions: Tensor, frequencies: Tensor,
+    basis: Tensor | None, direction: Tensor | None, block_size: int, prefix: int, halves: bool,
+    wants_sums: bool, wants_positions: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """From rotated q and k and their gradients: those before, sums over tokens, of positions."""
+    out = Heads(empty_like_order(q), empty_like_order(k))
+    with torch.cuda.device_of(q):
+        sums, pulls = turn_back(
+            Heads(q, k), Heads(q_grad, k_grad),
+            Turning(positions, frequencies, basis, block_size, prefix, halves), out,
+            direction=direction, wants_sums=wants_sums, wants_positions=wants_positions,
+        )  # fmt: skip
+    return out.q, out.k, sums, pulls
+
+
+@rotate_backward.register_fake
+def _(q, k, q_grad, k_grad, positions, frequencies, basis, direction, *rest):
+    sums = _fake_sums(k, frequencies, basis, direction, *rest)
+    return empty_like_order(q), empty_like_order(k), *sums
+
+
+@torch.library.custom_op("comrope::rotate_packed", mutates_args=())
+def rotate_packed(
+    qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
+    skew: Tensor | None, direction: Tensor | None, planes: Tensor | None,
+    block_size: int, prefix: int, halves: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """qkv (B, T, H (G + 2), D) to rotated q, rotated k and v, in tensors of their own."""
+    heads = unpack(qkv, frequencies.shape[1])
+    out = Heads(*map(empty_like_order, heads))  # type: ignore[arg-type]
+    with torch.cuda.device_of(qkv):
+        turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), out)
+    return out  # type: ignore[return-value]
+
+
+@rotate_packed.register_fake
+def _(qkv, positions, frequencies, *_):
+    return tuple(map(empty_like_order, unpack(qkv, frequencies.shape[1])))  # type: ignore[arg-type]
+
+
+@torch.library.custom_op("comrope::rotate_packed_backward", mutates_args=())
+def rotate_packed_backward(
+    q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, positions: Tensor,
+    frequencies: Tensor, basis: Tensor | None, direction: Tensor | None, block_size: int,
+    prefix: int, halves: bool, wants_sums: bool, wants_positions: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """As ``rotate_backward``, with the three gradients packed (B, T, H (G + 2), D)."""
+    packed = _empty_packed(q, k)
+    with torch.cuda.device_of(q):
+        sums, pulls = turn_back(
+            Heads(q, k), Heads(q_grad, k_grad, v_grad),
+            Turning(positions, frequencies, basis, block_size, prefix, halves),
+            unpack(packed, k.shape[1]),
+            direction=direction, wants_sums=wants_sums, wants_positions=wants_positions,
+        )  # fmt: skip
+    return packed, sums, pulls
+
+
+@rotate_packed_backward.register_fake
+def _(q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, *rest):
+    return _empty_packed(q, k), *_fake_sums(k, frequencies, basis, direction, *rest)
+
+
+@torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))
+def rotate_packed_(
+    qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
+    block_size: int, prefix: int, halves: bool,
+) -> None:  # fmt: skip
+    """The q and k of qkv (B, T, H (G + 2), D) rotated where they lie."""
+    heads = unpack(qkv, frequencies.shape[1])._replace(v=None)
+    with torch.cuda.device_of(qkv):
+        turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), heads)
+
+
+def unpack(qkv: Tensor, key_heads: int) -> Heads:
+    """Views (B, heads, T, D) of q, k and v."""
+    parts = [qkv.shape[2] - 2 * key_heads, key_heads, key_heads]
+    return Heads(*(x.transpose(1, 2) for x in qkv.split(parts, dim=2)))
+
+
+def _empty_packed(q: Tensor, k: Tensor) -> Tensor:
+    batch, heads, tokens, dim = q.shape
+    return q.new_empty(batch, tokens, heads + 2 * k.shape[1], dim)
+
+
+def _fake_sums(
+    k, frequencies, basis, direction, block_size, prefix, halves, wants_sums, wants_positions
+):
+    axes, heads, blocks, _ = frequencies.shape
+    turning = Turning(frequencies, frequencies, basis, block_size, prefix, halves)
+    each = sums_of_a_block(turning, direction is not None)
+    return (
+        frequencies.new_empty((heads, blocks, each) if wants_sums else 0),
+        frequencies.new_empty((k.shape[0] * k.shape[2], axes) if wants_positions else 0),
+    )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, first: int) -> None:
+    """``first`` is where the positions come among the inputs, after q and k or qkv."""
+    *tensors, ctx.block_size, ctx.prefix, ctx.halves = inputs[first:]
+    ctx.save_for_backward(output[0], output[1], *tensors)
+    ctx.wants = ctx.needs_input_grad[first : first + len(tensors)]
+
+
+def _angle_gradients(
+    ctx: Any, saved: tuple[Tensor, ...], sums: Tensor, pulls: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Of positions, frequencies, basis, skew, direction and planes, from the sums over tokens."""
+    _, k, positions, frequencies, basis, _, _, planes = saved
+    wants_positions, wants_frequencies, wants_basis, wants_skew, wants_direction, _ = ctx.wants
+    of_positions = of_frequencies = of_basis = of_skew = of_direction = None
+    if wants_positions:
+        of_positions = _fit(pulls.view(k.shape[0], k.shape[2], -1), positions)
+    if any(ctx.wants[1:]):
+        axes, count, size = frequencies.shape[0], frequencies.shape[3], ctx.block_size
+        turns, matrices = sums.split((axes * count, sums.shape[-1] - axes * count), dim=-1)
+        of_frequencies = turns.unflatten(-1, (axes, count)).movedim(-2, 0)
+    if wants_basis:
+        of_basis = basis @ matrices.unflatten(-1, (size, size)).mT
+    if wants_direction:
+        of_direction = (of_frequencies * planes).sum(-1)  # type: ignore[operator]
+    if wants_skew:
+        planes_too = (matrices.shape[-1] - 2 * size**2) // 2
+        chord, limit, weight, cubes = matrices.split((size**2, size**2, planes_too, planes_too), -1)
+        noise = torch.finfo(k.dtype).eps if k.dtype == torch.float32 else SUM_NOISE
+        inner = skew_gradient(
+            chord.unflatten(-1, (size, size)), limit.unflatten(-1, (size, size)),
+            weight.sum(-1), cubes.sum(-1), planes, noise,
+        )  # fmt: skip
+        of_skew = basis @ inner @ basis.mT
+    of_frequencies = of_frequencies if wants_frequencies else None
+    return of_positions, of_frequencies, of_basis, of_skew, of_direction, None
+
+
+def _fit(pulls: Tensor, positions: Tensor) -> Tensor:
+    """(B, T, N) to the shape of the positions: without prefix tokens, shared or per sample."""
+    pulls = pulls[:, pulls.shape[1] - positions.shape[-2] :]
+    return pulls.sum_to_size(positions.shape) if positions.ndim == 3 else pulls.sum(0)
+
+
+def _options(ctx: Any) -> tuple[Any, ...]:
+    return ctx.block_size, ctx.prefix, ctx.halves, any(ctx.wants[1:]), ctx.wants[0]
+
+
+def _rotate_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _keep(ctx, inputs, output, 2)
+
+
+def _rotate_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors  # once: checkpointing recomputes them when they are asked for
+    q, k, positions, frequencies, basis, _, direction, _ = saved
+    of_q, of_k, sums, pulls = rotate_backward(
+        q, k, q_grad, k_grad, positions, frequencies, basis, direction, *_options(ctx)
+    )
+    with no_autocast(q.device):
+        return of_q, of_k, *_angle_gradients(ctx, saved, sums, pulls), None, None, None
+
+
+def _packed_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _keep(ctx, inputs, output, 1)
+
+
+def _packed_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    q, k, positions, frequencies, basis, _, direction, _ = saved
+    of_qkv, sums, pulls = rotate_packed_backward(
+        q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, *_options(ctx)
+    )
+    with no_autocast(q.device):
+        return of_qkv, *_angle_gradients(ctx, saved, sums, pulls), None, None, None
+
+
+rotate.register_autograd(_rotate_autograd, setup_context=_rotate_context)
+rotate_packed.register_autograd(_packed_autograd, setup_context=_packed_context)

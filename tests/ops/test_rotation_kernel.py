@@ -1,0 +1,272 @@
+"""The Triton rotation against the float64 reference: on a GPU where there is one, else interpreted.
+
+Every tensor that a kernel is to fill is full of NaN beforehand, in all tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import make, queries_and_keys, relative_error, scores_and_gradients, set_frequencies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import comrope
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNEL_METHODS = ("rope", "rope-mixed", "comrope-ap", "comrope-ld", "comrope-torus")
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """What is allocated for a kernel holds NaN until it is written."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(self, *args, **kwargs):
+        tensor = new_empty(self, *args, **kwargs)
+        compiling = torch.compiler.is_compiling() or type(tensor) is not torch.Tensor
+        return tensor if compiling or not tensor.is_floating_point() else tensor.fill_(torch.nan)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+def assert_parity(rope, positions, *, groups=1, tokens=6, batch=2, within=2e-6, order=None):
+    q, k = queries_and_keys(rope, tokens=tokens, batch=batch, groups=groups)
+    positions = positions.double().requires_grad_()
+    expected = scores_and_gradients(rope, q, k, positions, "reference")
+    rope.float().to(DEVICE)
+    inputs = [x.detach().float().to(DEVICE) for x in (q, k, positions)]
+    if order == "tokens":  # as views of a packed projection have it
+        inputs[:2] = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:2]]
+    q, k, positions = (x.requires_grad_() for x in inputs)
+    got = scores_and_gradients(rope, q, k, positions, "triton")
+    for name, value in expected.items():
+        scale = 1.0 if value.norm() > 1e-10 else 1e-3
+        error = relative_error(got[name].double().cpu(), value)
+        assert error <= within * (1 if name == "scores" else 10) / scale, (name, error)
+
+
+@pytest.mark.parametrize("init", ["normal", "zeros", "rope"])
+@pytest.mark.parametrize("name", KERNEL_METHODS)
+def test_every_start(name, init):
+    assert_parity(make(name, block_size=8, head_dim=16, init=init), torch.rand(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("block_size", "head_dim", "num_axes"),
+    [(2, 32, 1), (2, 48, 3), (3, 15, 1), (4, 72, 2), (6, 48, 2), (8, 80, 1), (8, 96, 3),
+     (16, 128, 2), (32, 256, 2), (64, 64, 1), (4, 64, 4)],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
+def test_every_size(name, block_size, head_dim, num_axes):
+    rope = make(name, num_heads=1, block_size=block_size, head_dim=head_dim, num_axes=num_axes)
+    assert_parity(rope, torch.rand(6, num_axes), within=4e-6)
+
+
+@pytest.mark.parametrize("order", ["heads", "tokens"])
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("name", KERNEL_METHODS)
+def test_groups_strides_and_positions(name, per_sample, order):
+    rope = make(name, block_size=4, head_dim=24)
+    positions = torch.rand(*((3,) if per_sample else ()), 23, 2)
+    assert_parity(rope, positions, groups=3, tokens=23, batch=3, order=order)
+
+
+@pytest.mark.parametrize("channel_order", ["interleaved", "half"])
+@pytest.mark.parametrize("given_rows", ["all", "without prefix"])
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld"])
+def test_prefix_tokens_and_channel_orders(name, given_rows, channel_order):
+    rope = make(name, head_dim=16, num_prefix_tokens=2, channel_order=channel_order)
+    rows = 6 if given_rows == "all" else 4
+    assert_parity(rope, torch.rand(rows, 2), groups=2)
+
+
+@given(
+    block_size=st.sampled_from([2, 3, 4, 5, 8, 16]),
+    blocks=st.integers(1, 5),
+    heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    tokens=st.integers(1, 40),
+    axes=st.integers(1, 4),
+    per_sample=st.booleans(),
+    name=st.sampled_from(["rope-mixed", "comrope-ld", "comrope-torus"]),
+)
+@settings(max_examples=15, deadline=None)
+def test_random_shapes(block_size, blocks, heads, groups, batch, tokens, axes, per_sample, name):
+    rope = make(
+        name, num_heads=heads, block_size=block_size, head_dim=block_size * blocks, num_axes=axes
+    )
+    positions = torch.rand(*((batch,) if per_sample else ()), tokens, axes)
+    assert_parity(rope, positions, groups=groups, batch=batch, tokens=tokens, within=5e-6)
+
+
+@pytest.mark.parametrize(
+    "frequencies", [[1.0, 1, 1, 1], [0, 0, 0, 0], [2, 2, 0, 0], [1, 1 + 1e-3, 1e-4, 0]]
+)
+@pytest.mark.parametrize("name", ["comrope-ap", "comrope-ld"])
+def test_repeated_and_vanishing_frequencies(name, frequencies):
+    rope = make(name, block_size=8, head_dim=16)
+    set_frequencies(rope, torch.tensor(frequencies))
+    assert_parity(rope, torch.rand(6, 2), within=1e-5)
+
+
+def test_several_programs_share_the_rows():
+    """More tiles than one, rows left over: all sums meet."""
+    rope = make("comrope-ld", num_heads=1, block_size=8, head_dim=16)
+    assert_parity(rope, torch.rand(3, 101, 2), tokens=101, batch=3, within=4e-6)
+
+
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
+def test_packed_is_the_same_with_the_gradients_in_one_tensor(name):
+    rope = make(name, dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 7, 2 * 2 + 2 * 2, 16, device=DEVICE, requires_grad=True)
+    positions = torch.rand(2, 7, 2, device=DEVICE)
+    apart = [x.transpose(1, 2) for x in qkv.split([4, 2, 2], dim=2)]
+    expected = (*rope(*apart[:2], positions), apart[2])
+    got = rope.packed(qkv, positions)
+    grads = [torch.randn_like(x) for x in expected]
+    inputs = [qkv, *rope.parameters()]
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(
+        torch.autograd.grad(got, inputs, grads), torch.autograd.grad(expected, inputs, grads),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+def test_packed_without_gradients_turns_in_place():
+    rope = make("comrope-ld", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv, positions = torch.randn(2, 7, 6, 16, device=DEVICE), torch.rand(7, 2, device=DEVICE)
+    q, k, v = (x.transpose(1, 2).clone() for x in qkv.split([2, 2, 2], dim=2))
+    with torch.no_grad():
+        expected = (*rope(q, k, positions), v)
+        got = rope.packed(qkv, positions)
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+        assert a.untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr()
+
+
+def test_gradients_have_the_same_bits_every_time():
+    rope = make("comrope-ld", dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope, tokens=50, batch=3))
+    positions = torch.rand(50, 2, device=DEVICE)
+    q, k = q.requires_grad_(), k.requires_grad_()
+    first = scores_and_gradients(rope, q, k, positions, "triton")
+    again = scores_and_gradients(rope, q, k, positions, "triton")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize(("reach", "within"), [(8, 1e-7), (5e3, 2e-7), (6e4, 1e-6)])
+def test_cosines_are_good_to_a_rounding(reach, within):
+    """Through rope-mixed with frequency one, at angles up to ten thousand turns."""
+    rope = make("rope-mixed", num_heads=1, num_axes=1, block_size=2, head_dim=16).float()
+    torch.nn.init.ones_(rope.method.frequencies)
+    rope.to(DEVICE).backend = "triton"
+    angle = torch.linspace(-reach, reach, 4001)
+    q = torch.zeros(1, 1, len(angle), 16)
+    q[..., 0::2] = 1
+    with torch.no_grad():
+        turned, _ = rope(q.to(DEVICE), q.to(DEVICE), angle[:, None].to(DEVICE))
+    turned = turned[0, 0].double().cpu()
+    assert (turned[:, 0] - angle.double().cos()).abs().max() < within
+    assert (turned[:, 1] - angle.double().sin()).abs().max() < within
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", KERNEL_METHODS)
+def test_low_precision_is_within_its_own_noise(name, dtype):
+    """No worse than twice what rounding inputs and outputs of an exact rotation costs."""
+    rope = make(name, dtype=torch.float32, block_size=8, head_dim=64, num_heads=4).cuda()
+    q, k = (x.detach().cuda().to(dtype) for x in queries_and_keys(rope, tokens=197, batch=16))
+    positions = torch.rand(16, 197, 2, device="cuda")
+    exact = [x.double().requires_grad_() for x in (q, k)]
+    low = [x.clone().requires_grad_() for x in (q, k)]
+    expected = scores_and_gradients(rope.double(), *exact, positions.double(), "reference")
+    got = scores_and_gradients(rope.float(), *low, positions, "triton")
+    plain = [x.clone().requires_grad_() for x in (q, k)]
+    yardstick = scores_and_gradients(rope, *plain, positions, "spectral")
+    for key, value in expected.items():
+        error, limit = (relative_error(x[key].double(), value) for x in (got, yardstick))
+        assert error < 2 * limit + torch.finfo(dtype).eps, (key, error, limit)
+
+
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
+def test_operators_are_well_formed(name):
+    from comrope.ops.kernels import entry, fused
+
+    rope = make(name, dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE).requires_grad_() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2, device=DEVICE)
+    prepared = entry._prepare(positions, rope.angles())
+    prepared = tuple(p.detach() if isinstance(p, torch.Tensor) else p for p in prepared)
+    torch.library.opcheck(fused.rotate, (q, k, *prepared, 0, False))
+    qkv = torch.randn(2, 6, 8, 16, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(fused.rotate_packed, (qkv, *prepared, 0, False))
+    positions, frequencies, basis, *_, size = prepared
+    arguments = (qkv.detach(), positions, frequencies, basis, size, 0, False)
+    torch.library.opcheck(fused.rotate_packed_, arguments)
+
+
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
+def test_compiles_as_one_graph(name):
+    rope = make(name, dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 7, 8, 16, device=DEVICE, requires_grad=True)
+    positions = torch.rand(2, 7, 2, device=DEVICE)
+
+    def attend(qkv, positions):
+        q, k, v = rope.packed(qkv * 1.0, positions)
+        q, k = rope(q, k, positions)
+        k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
+
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    inputs = [qkv, *rope.parameters()]
+    expected = torch.autograd.grad(attend(qkv, positions), inputs)
+    got = torch.autograd.grad(compiled(qkv, positions), inputs)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(qkv, positions), attend(qkv, positions))
+    torch.compiler.reset()
+
+
+def test_checkpointing_recomputes_it():
+    rope = make("comrope-ld", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 7, 6, 16, device=DEVICE, requires_grad=True)
+    positions = torch.rand(7, 2, device=DEVICE)
+
+    def loss(qkv):
+        q, k, v = rope.packed(qkv, positions)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
+
+    recomputed = torch.utils.checkpoint.checkpoint(loss, qkv, use_reentrant=False)
+    inputs = [qkv, *rope.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(recomputed, inputs), torch.autograd.grad(loss(qkv), inputs),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+def test_the_choice_says_why(monkeypatch):
+    rope = make("comrope-ld", dtype=torch.float32)
+    q, k = (x.detach().float() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert rope.chosen_backend(q, k, positions).backend == "spectral"
+    rope.backend = "triton"
+    with pytest.raises(ValueError, match="'triton' cannot run here: the tensors are on cpu"):
+        rope(q, k, positions)
+    with pytest.raises(ValueError, match="compute in float32"):
+        rope(q.double(), k.double(), positions)
+    with pytest.raises(ValueError, match="up to 4 axes, not 5"):
+        comrope.RotaryEmbedding(
+            "rope-mixed", num_heads=1, head_dim=8, num_axes=5, block_size=2, backend="triton"
+        )
