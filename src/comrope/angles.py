@@ -22,7 +22,16 @@ from torch import Tensor
 
 from comrope.precision import no_autocast
 
-__all__ = ["Angles", "Free", "Line", "Torus", "block_size_of", "plane_generators", "skew_spectrum"]
+__all__ = [
+    "Angles",
+    "Free",
+    "Line",
+    "Torus",
+    "block_size_of",
+    "plane_generators",
+    "skew_spectrum",
+    "spectrum_by_eigh",
+]
 
 
 class Torus(NamedTuple):
@@ -155,6 +164,11 @@ def skew_spectrum(skew: Tensor) -> tuple[Tensor, Tensor]:
     compiled graph. A matrix that is not finite has NaN for a spectrum: a run that diverged shows it
     in its loss.
     """
+    return spectrum_by_eigh(skew)
+
+
+def spectrum_by_eigh(skew: Tensor) -> tuple[Tensor, Tensor]:
+    """``skew_spectrum`` on any device; on a GPU the host waits for it."""
     size = skew.shape[-1]
     planes = size // 2
     finite = skew.isfinite().all(-1).all(-1)[..., None]

@@ -5,6 +5,12 @@ Every tensor that a kernel is to fill is full of NaN beforehand, in all tests.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients, set_frequencies
@@ -270,3 +276,20 @@ def test_the_choice_says_why(monkeypatch):
         comrope.RotaryEmbedding(
             "rope-mixed", num_heads=1, head_dim=8, num_axes=5, block_size=2, backend="triton"
         )
+
+
+def test_the_kernels_compile_for_a_gpu_and_stay_in_registers():
+    """Without a GPU, by Triton's own compiler, for sizes that matter; types and all."""
+    script = Path(__file__).with_name("compile_for_gpu.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {row["kernel"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert len(found) == 12
+    for name, row in found.items():
+        if name.startswith(("ViT-B", "Llama")):
+            assert row["spilled"] == 0, row
+            assert row["wide_loads"] > 0, row

@@ -10,12 +10,21 @@ import torch
 from torch import Tensor
 
 from comrope import checks
-from comrope.angles import Angles, Free, Line, Torus, block_size_of
+from comrope.angles import (
+    Angles,
+    Free,
+    Line,
+    Torus,
+    block_size_of,
+    skew_spectrum,
+    spectrum_by_eigh,
+)
 from comrope.precision import compute_dtype
 
 __all__ = ["BACKENDS", "Choice", "choose_backend"]
 
 BACKENDS = ("auto", "reference", "spectral", "triton")
+KERNELS_BY_DEFAULT = False  # before they were measured on a GPU
 OLDEST_TRITON = (3, 3)
 OLDEST_GPU = (8, 0)
 MOST_AXES = 4
@@ -54,8 +63,10 @@ def choose_backend(
         if obstacle:
             raise ValueError(f"backend: 'triton' cannot run here: {obstacle}; expected 'auto'")
         return Choice("triton", "asked for")
+    if not obstacle and KERNELS_BY_DEFAULT:
+        return Choice("triton", "the tensors are on a GPU that it knows")
     ours = "spectral" if commute else "reference"
-    return Choice(ours, f"'triton' is not the default yet{'; ' + obstacle if obstacle else ''}")
+    return Choice(ours, obstacle or "'triton' is not the default yet: it must be asked for")
 
 
 def _angles_obstacle(angles: Angles, channel_order: str) -> str | None:
@@ -73,6 +84,19 @@ def _angles_obstacle(angles: Angles, channel_order: str) -> str | None:
     if channel_order == "half" and (size % 2 or isinstance(angles, Free)):
         return "its kernels know channel_order 'half' for commuting methods of even block size only"
     return _software_obstacle()
+
+
+@skew_spectrum.register_kernel("cuda")
+def _spectrum_on_gpu(skew: Tensor) -> tuple[Tensor, Tensor]:
+    """One launch that does not stop the queue, where there is a kernel for it; else eigh."""
+    obstacle = _software_obstacle() or _gpu_obstacle(skew.device.index)
+    if KERNELS_BY_DEFAULT and not obstacle and skew.dtype in (torch.float32, torch.float64):
+        from comrope.ops.kernels.spectrum import skew_spectrum_kernel, supported
+
+        if supported(skew.shape[-1]):
+            with torch.cuda.device_of(skew):
+                return skew_spectrum_kernel(skew)
+    return spectrum_by_eigh(skew)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 A program takes a few blocks of one key head and of the query heads that belong to it, and goes
 through its share of the rows (sample x token). Phases come from positions and frequencies in
 registers; the change of basis is a product with the block-diagonal matrix of the program's blocks.
+The last rows come first: they were written last, and are the likeliest to be in the cache still.
 
 The way back needs nothing but the rotated vectors y and their gradients g: turned back, they are
 the vectors x and the gradients h before the rotation (in the eigenbasis). The sums over tokens that
@@ -59,8 +60,9 @@ def rotate_kernel(
         matrix = block_diagonal(basis, head, block, blocks, SIZE, PADDED, PAIRS, False)
     else:
         matrix = 0.0
-    for tile in range(tl.program_id(0) // (heads * chunks), tl.cdiv(rows, ROWS), shares):
-        row = tile * ROWS + tl.arange(0, ROWS)
+    tiles = tl.cdiv(rows, ROWS)
+    for step in range(tl.program_id(0) // (heads * chunks), tiles, shares):
+        row = (tiles - 1 - step) * ROWS + tl.arange(0, ROWS)
         live = row < rows
         place, turned = place_of(row, live, tokens, prefix, position_rows, PER_SAMPLE)
         angle = phases(
@@ -144,8 +146,9 @@ def rotate_back_kernel(
         matrix = block_diagonal(basis, head, block, blocks, SIZE, PADDED, PAIRS, True)
     else:
         matrix = 0.0
-    for tile in range(share, tl.cdiv(rows, ROWS), shares):
-        row = tile * ROWS + tl.arange(0, ROWS)
+    tiles = tl.cdiv(rows, ROWS)
+    for step in range(share, tiles, shares):
+        row = (tiles - 1 - step) * ROWS + tl.arange(0, ROWS)
         live = row < rows
         place, turned = place_of(row, live, tokens, prefix, position_rows, PER_SAMPLE)
         angle = phases(

@@ -1,0 +1,113 @@
+"""Compile the rotation kernels for a GPU that need not be there, and say what the assembler says.
+
+    python tests/ops/compile_for_gpu.py
+
+Prints a JSON line for every kernel: registers a thread, bytes spilled, and 16-byte loads and
+stores. It stands in for the launch: everything up to it is what happens on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from comrope.ops.kernels import launch, rotation
+from comrope.ops.kernels.fused import unpack
+from comrope.ops.kernels.launch import Heads, Turning
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+ALIGNED = [["tt.divisibility", 16]]
+READER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def describe(kernel, arguments, options):
+    """The signature that a launch with these arguments would be compiled for."""
+    given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **options}
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        name, value = parameter.name, given[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], attributes[index,] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, tuple):
+            signature[name] = ("i32",) * len(value)
+            attributes |= {(index, at): ALIGNED for at, x in enumerate(value) if x % 16 == 0}
+        else:
+            signature[name] = "i32"
+    settings = {name: value for name, value in options.items() if name not in signature}
+    return triton.compiler.ASTSource(kernel, signature, constants, attributes), settings
+
+
+class Compiled:
+    """In the place of a kernel: a launch compiles it and prints."""
+
+    def __init__(self, kernel, label: str) -> None:
+        self.kernel, self.label = kernel, label
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, *arguments, **options) -> None:
+        source, settings = describe(self.kernel, arguments, options)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=settings)
+        code = compiled.asm["ptx"]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "kernel.cubin")
+            file.write_bytes(compiled.asm["cubin"])
+            said = subprocess.run(
+                [READER, "--dump-resource-usage", file], capture_output=True, text=True, check=True
+            ).stdout
+        found = {
+            "kernel": self.label,
+            "registers": int(re.search(r"REG:(\d+)", said)[1]),
+            "spilled": int(re.search(r"STACK:(\d+)", said)[1]),
+            "wide_loads": code.count("ld.global.v4.b32"),
+            "wide_stores": code.count("st.global.v4.b32"),
+        }
+        print(json.dumps(found), flush=True)
+
+
+def compile_both(
+    label: str, kind: str, dtype: torch.dtype, *, packed: bool = True, batch: int = 128,
+    tokens: int = 197, heads: int = 12, group: int = 1, dim: int = 64, size: int = 8, axes: int = 2,
+    halves: bool = False,
+) -> None:  # fmt: skip
+    """Forward and backward of a torus, a line, or planes without a basis."""
+    launch.rotate_kernel = Compiled(rotation.rotate_kernel, f"{label} forward")
+    launch.rotate_back_kernel = Compiled(rotation.rotate_back_kernel, f"{label} backward")
+    with torch.device("meta"):
+        qkv = torch.empty(batch, tokens, heads * (group + 2), dim, dtype=dtype)
+        given = unpack(qkv, heads)
+        out = Heads(*map(launch.empty_like_order, given))
+        back = unpack(torch.empty_like(qkv), heads)
+        if not packed:
+            given, out, back = (x._replace(v=None) for x in (given, out, back))
+        size = 2 if kind == "planes" else size
+        turning = Turning(
+            torch.empty(batch, tokens, axes),
+            torch.empty(axes, heads, dim // size, size // 2),
+            None if kind == "planes" else torch.empty(heads, dim // size, size, size),
+            size, 0, halves,
+        )  # fmt: skip
+        direction = torch.empty(axes, heads, dim // size) if kind == "line" else None
+        launch.turn(given, turning, out)
+        launch.turn_back(
+            out, out, turning, back, direction=direction, wants_sums=True, wants_positions=False
+        )
+
+
+if __name__ == "__main__":
+    for kind in ("planes", "torus", "line"):
+        compile_both(f"ViT-B {kind}", kind, torch.bfloat16)
+    llama = {"batch": 1, "tokens": 8192, "heads": 8, "group": 4, "dim": 128, "axes": 1}
+    compile_both("Llama line", "line", torch.bfloat16, packed=False, halves=True, **llama)
+    compile_both("odd line", "line", torch.float16, dim=72, size=9, axes=3)
+    compile_both("float32 line", "line", torch.float32, packed=False)
