@@ -8,7 +8,7 @@ from helpers import make, queries_and_keys, relative_error
 
 import comrope
 from comrope.analysis import scores
-from comrope.methods.base import rope_frequencies
+from comrope.methods.base import joint_angles, rope_frequencies
 from comrope.methods.comrope_torus import cayley
 
 LEARNED = tuple(name for name in comrope.METHODS if name != "rope")
@@ -203,3 +203,38 @@ def test_vanilla_frequencies_survive_low_precision_casts():
     before = rope.spectrum()[1]
     rope.bfloat16().float()
     assert torch.equal(rope.spectrum()[1], before)
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_the_angles_of_several_layers_at_once(method, block_size):
+    """The same numbers and gradients as layer by layer."""
+    layers = [make(method, block_size=block_size).method for _ in range(3)]
+    together = joint_angles(layers)
+    apart = [layer.angles() for layer in layers]
+    for a, b in zip(together, apart, strict=True):
+        assert type(a) is type(b)
+        assert torch.equal(a.matrices(), b.matrices())
+    weights = [torch.randn_like(angles.matrices()) for angles in apart]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    if parameters:
+        losses = [
+            sum((angles.matrices() * w).sum() for angles, w in zip(found, weights, strict=True))
+            for found in (together, apart)
+        ]
+        first, second = (torch.autograd.grad(loss, parameters) for loss in losses)
+        for a, b in zip(first, second, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_a_shared_theta_belongs_to_its_layer():
+    layers = [make("comrope-ld", shared_theta=True).method for _ in range(2)]
+    for a, layer in zip(joint_angles(layers), layers, strict=True):
+        assert torch.equal(a.matrices(), layer.angles().matrices())
+        assert a.known is not None
+
+
+def test_layers_that_differ_are_not_worked_out_together():
+    first = make("comrope-ld").method
+    assert joint_angles([first, make("comrope-ap").method]) is None
+    assert joint_angles([first, make("comrope-ld", block_size=8, head_dim=48).method]) is None
+    assert joint_angles([first, make("comrope-ld", dtype=torch.float32).method]) is None

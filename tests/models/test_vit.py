@@ -242,3 +242,30 @@ def test_the_usual_sizes():
         }
     expected = {"tiny": 5.7, "small": 22.1, "base": 86.6, "large": 304.3}
     assert sizes == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("position", ["rope", "rope-mixed", "comrope-ap", "comrope-ld"])
+def test_the_kernels_serve_the_model_compiled_too(position):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    plain = nano(position, depth=2).to(device)
+    model = nano(position, backend="triton", depth=2).to(device)
+    model.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 1, 12, 12, device=device)
+
+    def outcome(model):
+        model.zero_grad()
+        logits = model(x)
+        logits.square().sum().backward()
+        return [logits.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    expected = outcome(plain)
+    eager = outcome(model)
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+    for got in (eager, outcome(model)):
+        for a, b in zip(got, expected, strict=True):
+            assert (a - b).norm() <= 1e-5 * b.norm() + 1e-6
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
