@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from comrope.ops.kernels import launch, rotation
+from comrope.ops.kernels import launch, rotation, rotation_back
 from comrope.ops.kernels.fused import unpack
 from comrope.ops.kernels.launch import Heads, Turning
 
@@ -82,7 +82,7 @@ def compile_both(
 ) -> None:  # fmt: skip
     """Forward and backward of a torus, a line, or planes without a basis."""
     launch.rotate_kernel = Compiled(rotation.rotate_kernel, f"{label} forward")
-    launch.rotate_back_kernel = Compiled(rotation.rotate_back_kernel, f"{label} backward")
+    launch.rotate_back_kernel = Compiled(rotation_back.rotate_back_kernel, f"{label} backward")
     with torch.device("meta"):
         qkv = torch.empty(batch, tokens, heads * (group + 2), dim, dtype=dtype)
         given = unpack(qkv, heads)

@@ -12,7 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from comrope.ops.kernels.rotation import rotate_back_kernel, rotate_kernel
+from comrope.ops.kernels.rotation import rotate_kernel
+from comrope.ops.kernels.rotation_back import rotate_back_kernel
 
 __all__ = ["Heads", "Turning", "empty_like_order", "sums_of_a_block", "turn", "turn_back"]
 
@@ -110,7 +111,7 @@ def turn_back(
 
 
 def sums_of_a_block(turning: Turning, is_line: bool) -> int:
-    """How many numbers the sums over tokens have for a block: see rotation.py."""
+    """How many numbers the sums over tokens have for a block: see rotation_back.py."""
     axes, _, _, planes = turning.frequencies.shape
     matrices = (turning.basis is not None) + is_line
     padded = triton.next_power_of_2(turning.block_size) // 2

@@ -15,17 +15,18 @@ __all__ = [
     "add_outer",
     "block_diagonal",
     "coordinate",
-    "copy_pairs",
     "cos_sin",
     "frequency",
     "join_pairs",
     "load_pairs",
+    "load_tile",
     "phases",
     "place_of",
     "product",
     "row_offsets",
     "split_pairs",
     "store_pairs",
+    "store_tile",
 ]
 
 
@@ -199,18 +200,21 @@ def store_pairs(
 
 
 @triton.jit
-def copy_pairs(
-    x, out, offset, out_offset, live, first_block, blocks,
+def load_tile(
+    x, offset, live, first_block, blocks,
     SIZE: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """A tile as it is; the order of channels does not matter."""
-    at, mask = _addresses(
-        x, offset, live, first_block, blocks, SIZE, 2 * PADDED, 2 * PAIRS, FULL
-    )  # fmt: skip
-    tile = tl.load(at, mask=mask, other=0.0)
-    at, mask = _addresses(
-        out, out_offset, live, first_block, blocks, SIZE, 2 * PADDED, 2 * PAIRS, FULL
-    )  # fmt: skip
+    """A tile as it lies, (ROWS, 2 PAIRS), to be copied."""
+    at, mask = _addresses(x, offset, live, first_block, blocks, SIZE, 2 * PADDED, 2 * PAIRS, FULL)
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tile(
+    x, offset, live, first_block, blocks, tile,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    at, mask = _addresses(x, offset, live, first_block, blocks, SIZE, 2 * PADDED, 2 * PAIRS, FULL)
     tl.store(at, tile, mask=mask)
 
 
