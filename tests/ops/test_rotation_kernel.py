@@ -5,6 +5,7 @@ Every tensor that a kernel is to fill is full of NaN beforehand, in all tests.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -200,6 +201,19 @@ def test_low_precision_is_within_its_own_noise(name, dtype):
     for key, value in expected.items():
         error, limit = (relative_error(x[key].double(), value) for x in (got, yardstick))
         assert error < 2 * limit + torch.finfo(dtype).eps, (key, error, limit)
+
+
+@pytest.mark.parametrize("name", ["comrope-ld", "comrope-torus"])
+def test_products_of_low_precision(name, monkeypatch):
+    """What float16 inputs get, on float32 inputs: it errs, and by no more than so."""
+    from comrope.ops.kernels import launch
+
+    monkeypatch.setitem(launch.PRECISIONS, torch.float32, "tf32")
+    rope = make(name, block_size=8, head_dim=16)
+    positions = torch.rand(2, 40, 2)
+    with pytest.raises(AssertionError):
+        assert_parity(copy.deepcopy(rope), positions, tokens=40)
+    assert_parity(rope, positions, tokens=40, within=1e-3)
 
 
 @pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from comrope.ops.kernels.launch import (
+    PRECISIONS,
+    SUM_NOISE,
     Heads,
     Turning,
     empty_like_order,
@@ -28,9 +30,6 @@ from comrope.ops.line import skew_gradient
 from comrope.precision import no_autocast
 
 __all__ = ["rotate", "rotate_packed", "rotate_packed_"]
-
-# A gap between frequencies below which sums in TF32 are worth less than the limit: see ops/line.py.
-SUM_NOISE = 1e-5
 
 
 @torch.library.custom_op("comrope::rotate", mutates_args=())
@@ -182,7 +181,7 @@ def _angle_gradients(
     if wants_skew:
         planes_too = (matrices.shape[-1] - 2 * size**2) // 2
         chord, limit, weight, cubes = matrices.split((size**2, size**2, planes_too, planes_too), -1)
-        noise = torch.finfo(k.dtype).eps if k.dtype == torch.float32 else SUM_NOISE
+        noise = SUM_NOISE[PRECISIONS[k.dtype]]
         inner = skew_gradient(
             chord.unflatten(-1, (size, size)), limit.unflatten(-1, (size, size)),
             weight.sum(-1), cubes.sum(-1), planes, noise,

@@ -15,7 +15,16 @@ from torch import Tensor
 from comrope.ops.kernels.rotation import rotate_kernel
 from comrope.ops.kernels.rotation_back import rotate_back_kernel
 
-__all__ = ["Heads", "Turning", "empty_like_order", "sums_of_a_block", "turn", "turn_back"]
+__all__ = [
+    "PRECISIONS",
+    "SUM_NOISE",
+    "Heads",
+    "Turning",
+    "empty_like_order",
+    "sums_of_a_block",
+    "turn",
+    "turn_back",
+]
 
 TILE = 2048  # channels of a tile, rows times columns
 COLUMNS_WITH_BASIS, COLUMNS = 32, 64
@@ -24,6 +33,8 @@ WARPS, STAGES = 4, 1
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 1024
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
 PRECISIONS = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "bf16"}
+# What sums over tokens are good to then, of the sum of their sizes: roundings are many, and random.
+SUM_NOISE = {"ieee": 1.2e-7, "tf32": 1e-5, "bf16": 1e-3}
 
 
 class Heads(NamedTuple):
