@@ -157,6 +157,32 @@ def test_packed_without_gradients_turns_in_place():
         assert a.untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("layout", ["expanded", "channels apart"])
+def test_packed_in_any_layout(layout):
+    rope = make("comrope-torus", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    positions = torch.rand(7, 2, device=DEVICE)
+    if layout == "expanded":
+        qkv = torch.randn(1, 7, 6, 16, device=DEVICE).expand(3, -1, -1, -1)
+    else:
+        qkv = torch.randn(3, 16, 7, 6, device=DEVICE).permute(0, 2, 3, 1)
+    with torch.no_grad():
+        expected = rope.packed(qkv.clone(memory_format=torch.contiguous_format), positions)
+        got = rope.packed(qkv, positions)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_function_transforms_are_left_to_the_spectral_path(monkeypatch):
+    monkeypatch.setattr("comrope.ops.choice.KERNELS_BY_DEFAULT", True)
+    rope = make("comrope-ld", dtype=torch.float32, head_dim=16).to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
+    positions = torch.rand(3, 6, 2, device=DEVICE)
+    assert rope.chosen_backend(q, k, positions[0]).backend == "triton"
+    many = torch.func.vmap(lambda x: rope(q, k, x)[0])(positions)
+    rope.backend = "spectral"
+    for one, x in zip(many, positions, strict=True):
+        torch.testing.assert_close(one, rope(q, k, x)[0])
+
+
 def test_gradients_have_the_same_bits_every_time():
     rope = make("comrope-ld", dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
     q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope, tokens=50, batch=3))

@@ -125,6 +125,47 @@ def reproduce_command(
     )
 
 
+@app.command("bench")
+def bench_command(
+    suites: Annotated[
+        list[str] | None,
+        typer.Argument(help="rotation, attention, vit, llama, liere, or all (the default)."),
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="small, for two CPU cores, or full, for one large GPU.")
+    ] = "small",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU only."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples, except in the suite llama, which has one.")
+    ] = None,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compiled rows too; the preset's by default."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How often each is timed.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="The folder for results.json, results.csv and figure.png.")
+    ] = Path("out/bench"),
+    quiet: Quiet = False,
+) -> None:
+    """Time comrope beside its rivals, each only after a check that it computes what it should.
+
+    The exit code is 1 if a check failed. What was written to the folder before is replaced.
+    """
+    from comrope.experiments.bench import bench, setting_of
+
+    setting = setting_of(
+        preset, device=device, dtype=dtype, batch=batch, rounds=rounds, compiled=compiled
+    )
+    results = bench(suites or ["all"], setting, out, preset=preset, progress=not quiet)
+    if results["failures"]:
+        _leave(f"comrope: {results['failures']} checks failed; see above", 1)
+
+
 @app.command("inspect")
 def inspect_command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
@@ -18,6 +17,12 @@ from comrope.experiments.data import resolution_of
 from comrope.experiments.distributed import autocast, create_accelerator
 from comrope.experiments.evaluate import build_model, compile_blocks
 from comrope.experiments.logs import progress_bar
+from comrope.experiments.timing import (
+    cross_entropy_backward,
+    inference_step,
+    seconds,
+    training_step,
+)
 from comrope.models import ViT
 
 __all__ = ["TOLERANCE", "count_parameters", "measure", "parity_error"]
@@ -46,7 +51,6 @@ FORMULAS = {
     ),
 }
 TOLERANCE = 1e-3  # of float32 logits after many layers
-Cast = Callable[[], torch.autocast]
 WARM_UP, ROUNDS = 3, 12
 BATCH = {"cpu": 16, "cuda": 128}
 
@@ -131,7 +135,8 @@ def _time_in_turns(
     images = torch.randn(batch, base.data.in_chans, size, size, device=device)
     targets = torch.randint(base.data.num_classes, (batch,), device=device)
     cast = partial(autocast, base.train.precision, device)
-    rows, work = [], []
+    rows: list[dict[str, Any]] = []
+    work: list[dict[str, Callable[[], Any]]] = []
     for method, block in group:
         model = build_model(_config(base, method, block)).to(device)
         error = parity_error(model, images[:2])
@@ -140,20 +145,21 @@ def _time_in_turns(
         if base.train.compile:
             compile_blocks(model)
         positions = _positions(base, method, model, batch)
+        backward = partial(cross_entropy_backward, targets)
         rows.append({"method": method, "block_size": block, "error": error})
         work.append(
             {
-                "train": partial(_train_step, cast, model, images, targets, positions),
-                "inference": partial(_infer, cast, model, images),
+                "train": partial(training_step, cast, model, (images, positions), backward),
+                "inference": partial(inference_step, cast, model, (images,)),
             }
         )
     times: list[dict[str, list[float]]] = [{"train": [], "inference": []} for _ in group]
     for turn in range(WARM_UP + ROUNDS):
         for steps, found in zip(work, times, strict=True):
             for key, step in steps.items():
-                seconds = _seconds(device, step)
+                took = seconds(device, step)
                 if turn >= WARM_UP:
-                    found[key].append(seconds)
+                    found[key].append(took)
     for row, found in zip(rows, times, strict=True):
         row.update({f"{key}_ms": 1e3 * statistics.median(some) for key, some in found.items()})
     return rows
@@ -169,31 +175,3 @@ def _positions(base: Config, method: str, model: ViT, batch: int) -> Tensor:
     place = coordinates.grid(grid, device=model.patches.proj.weight.device)
     sizes = [1 / size for size in grid]
     return coordinates.perturb(place, sizes, 1.0, batch_size=batch if per_sample else None)
-
-
-def _train_step(
-    cast: Cast, model: nn.Module, images: Tensor, targets: Tensor, positions: Tensor
-) -> None:
-    """Forward and backward, without the optimizer."""
-    model.train()
-    model.zero_grad(set_to_none=True)
-    with cast():
-        loss = nn.functional.cross_entropy(model(images, positions).float(), targets)
-    loss.backward()
-
-
-@torch.inference_mode()
-def _infer(cast: Cast, model: nn.Module, images: Tensor) -> None:
-    model.eval()
-    with cast():
-        model(images)
-
-
-def _seconds(device: torch.device, step: Callable[[], None]) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begun = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begun

@@ -117,6 +117,8 @@ def _tensor_obstacle(
     """Why the kernels cannot serve these tensors."""
     if q is None or k is None or positions is None:
         return None
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+        return "its kernels know no function transforms (vmap, jvp, second derivatives)"
     parts = [part for part in angles if isinstance(part, Tensor)]
     wide = compute_dtype(q, k, positions, *parts)
     if wide != torch.float32:

@@ -36,6 +36,8 @@ def rotate_packed_on_gpu(
         wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted):
             return fused.rotate_packed(qkv, *prepared, prefix, halves)
+        if qkv.stride(-1) != 1 or 0 in qkv.stride():  # not every number has a place of its own
+            qkv = qkv.contiguous()
         positions, frequencies, basis, _, _, _, size = prepared
         fused.rotate_packed_(qkv, positions, frequencies, basis, size, prefix, halves)
         return fused.unpack(qkv, key_heads)  # type: ignore[return-value]
