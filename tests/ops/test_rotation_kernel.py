@@ -55,6 +55,26 @@ def assert_parity(rope, positions, *, groups=1, tokens=6, batch=2, within=2e-6, 
         assert error <= within * (1 if name == "scores" else 10) / scale, (name, error)
 
 
+@pytest.mark.parametrize("block_size", [3, 8])
+@pytest.mark.parametrize("name", KERNEL_METHODS)
+def test_the_spectral_path_is_its_twin_for_any_gradient(name, block_size):
+    """Not only for those that come from scores, in which some of the sums cancel."""
+    rope = make(name, block_size=block_size, dtype=torch.float32, head_dim=4 * block_size)
+    rope.to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
+    positions = torch.rand(2, 6, 2, device=DEVICE)
+    grads = torch.randn_like(q), torch.randn_like(k)
+
+    def outcome(backend):
+        rope.backend = backend
+        inputs = [x.clone().requires_grad_() for x in (q, k, positions)]
+        out = rope(*inputs)
+        return [*out, *torch.autograd.grad(out, [*inputs, *rope.parameters()], grads)]
+
+    for got, expected in zip(outcome("triton"), outcome("spectral"), strict=True):
+        assert relative_error(got, expected) < 3e-6
+
+
 @pytest.mark.parametrize("init", ["normal", "zeros", "rope"])
 @pytest.mark.parametrize("name", KERNEL_METHODS)
 def test_every_start(name, init):
