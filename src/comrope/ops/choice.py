@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -58,14 +58,20 @@ def choose_backend(
                 "one axis do not; expected 'auto', 'triton' or 'reference'"
             )
         return Choice("spectral", "asked for")
-    obstacle = _angles_obstacle(angles, channel_order) or _tensor_obstacle(angles, q, k, positions)
+    ours = "spectral" if commute else "reference"
+    if backend == "auto" and q is None:
+        return Choice(ours, "no tensors are given")
+    obstacle = (  # triton is imported last, and only where it may be used
+        _tensor_obstacle(angles, q, k, positions)
+        or _angles_obstacle(angles, channel_order)
+        or _software_obstacle()
+    )
     if backend == "triton":
         if obstacle:
             raise ValueError(f"backend: 'triton' cannot run here: {obstacle}; expected 'auto'")
         return Choice("triton", "asked for")
     if not obstacle and KERNELS_BY_DEFAULT:
         return Choice("triton", "the tensors are on a GPU that it knows")
-    ours = "spectral" if commute else "reference"
     return Choice(ours, obstacle or "'triton' is not the default yet: it must be asked for")
 
 
@@ -83,7 +89,7 @@ def _angles_obstacle(angles: Angles, channel_order: str) -> str | None:
         return f"its kernels change the basis of blocks of up to {LARGEST_BLOCK}, not {size}"
     if channel_order == "half" and (size % 2 or isinstance(angles, Free)):
         return "its kernels know channel_order 'half' for commuting methods of even block size only"
-    return _software_obstacle()
+    return None
 
 
 @skew_spectrum.register_kernel("cuda")
@@ -99,7 +105,13 @@ def _spectrum_on_gpu(skew: Tensor) -> tuple[Tensor, Tensor]:
     return spectrum_by_eigh(skew)
 
 
-@functools.cache
+def _constant(function: Callable[..., str | None]) -> Callable[..., str | None]:
+    """``torch.compiler.assume_constant_result``, which would load the compiler here and now."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def _software_obstacle() -> str | None:
     try:
         import triton
@@ -132,7 +144,7 @@ def _tensor_obstacle(
     return f"the tensors are on {q.device.type}, and its kernels run on an NVIDIA GPU"
 
 
-@functools.cache
+@_constant
 def _gpu_obstacle(index: int | None) -> str | None:
     found = torch.cuda.get_device_capability(index)
     if found < OLDEST_GPU or torch.version.hip:

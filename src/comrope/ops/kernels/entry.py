@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from comrope.angles import Angles, Free, Line, Torus
 from comrope.ops.kernels import fused
+from comrope.ops.kernels.free import rotate_free
 from comrope.precision import no_autocast
 
 __all__ = ["rotate_on_gpu", "rotate_packed_on_gpu"]
@@ -66,4 +68,8 @@ def _prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
 def _rotate_free(
     q: Tensor, k: Tensor, positions: Tensor, angles: Free, prefix: int
 ) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError
+    positions = positions.float()
+    if prefix:  # exp(0) = I
+        positions = positions[..., positions.shape[-2] - (q.shape[2] - prefix) :, :]
+        positions = pad(positions, (0, 0, prefix, 0))
+    return rotate_free(q, k, positions, angles.skew.float())

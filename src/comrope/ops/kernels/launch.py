@@ -175,6 +175,7 @@ def _sizes(heads: Heads, turning: Turning, cut: Cut) -> dict[str, Any]:
         "PRECISION": PRECISIONS[heads.k.dtype],
         "num_warps": WARPS,
         "num_stages": STAGES,
+        "enable_fp_fusion": True,  # Triton 3.10 will not by default
     }
 
 

@@ -1,0 +1,195 @@
+"""``comrope bench``: how fast, against what, and only after a check that it is right.
+
+Every candidate passes a parity check in the same process before it is timed (``parity``).
+Where that fails no time is printed, and the command ends with an exit code other than zero.
+How times are taken and compared: ``runner``. What they are compared with: ``rivals``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comrope.experiments.bench.networks import attention, llama_block, vit
+from comrope.experiments.bench.report import described_machine, print_tables, write
+from comrope.experiments.bench.rotations import liere, llama_rotation, rotation
+from comrope.experiments.bench.runner import FAILURES, Part, run_part
+from comrope.experiments.bench.setting import Setting
+from comrope.experiments.errors import UserError
+from comrope.experiments.logs import progress_bar, say
+
+__all__ = ["DTYPES", "PRESETS", "SUITES", "Preset", "bench", "setting_of"]
+
+SUITES: dict[str, tuple[Callable[[Setting], Part], ...]] = {
+    "rotation": (rotation,),
+    "attention": (attention,),
+    "vit": (vit,),
+    "llama": (llama_rotation, llama_block),
+    "liere": (liere,),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes, and what is usual at that scale."""
+
+    batch: int
+    rounds: int
+    compile: bool
+    sizes: dict[str, Any]
+
+
+PRESETS = {
+    "small": Preset(
+        batch=2,
+        rounds=5,
+        compile=False,
+        sizes={
+            "size": "small",
+            "depth": 2,
+            "grid": (4, 4),
+            "llama_tokens": 128,
+            "llama_heads": 4,
+            "llama_key_heads": 2,
+            "llama_head_dim": 32,
+            "copied_mib": 64,
+        },
+    ),
+    "full": Preset(
+        batch=128,
+        rounds=20,
+        compile=True,
+        sizes={
+            "size": "base",
+            "depth": 12,
+            "grid": (14, 14),
+            "llama_tokens": 8192,
+            "llama_heads": 32,
+            "llama_key_heads": 8,
+            "llama_head_dim": 128,
+            "copied_mib": 1024,
+        },
+    ),
+}
+
+
+def setting_of(
+    preset: str = "small",
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    batch: int | None = None,
+    rounds: int | None = None,
+    compiled: bool | None = None,
+) -> Setting:
+    """A preset with what the command says instead."""
+    chosen = PRESETS[_one_of("preset", preset, PRESETS)]
+    place = _device(device)
+    usual = "bfloat16" if place.type == "cuda" else "float32"
+    return Setting(
+        device=place,
+        dtype=DTYPES[_one_of("dtype", dtype or usual, DTYPES)],
+        rounds=_positive("rounds", rounds, chosen.rounds),
+        compile=chosen.compile if compiled is None else compiled,
+        batch=_positive("batch", batch, chosen.batch),
+        **chosen.sizes,
+    )
+
+
+def bench(
+    suites: Sequence[str],
+    setting: Setting,
+    out: Path,
+    *,
+    preset: str = "",
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Run the suites, writing what there is to ``out`` after each of them; print the tables.
+
+    Returns what results.json holds; ``failures`` counts the rows that were red.
+    """
+    wanted = _suites(suites)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out: {out} is a file, expected a folder")
+    if setting.device.type == "cuda":
+        torch.cuda.set_device(setting.device)
+    results: dict[str, Any] = {
+        "command": shlex.join(["comrope", *sys.argv[1:]]),
+        "preset": preset,
+        "suites": wanted,
+        "finished": [],
+        "machine": described_machine(setting.device),
+        "setting": _plain(setting),
+        "failures": 0,
+        "rows": [],
+    }
+    for suite in wanted:
+        for make in SUITES[suite]:
+            results["rows"] += _run(make(setting), setting, progress)
+        results["finished"].append(suite)
+        results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
+        write(results, out)
+        if progress and suite != wanted[-1]:
+            say(f"{suite}: written to {out}")
+    print_tables(results["rows"])
+    for name in ("results.json", "results.csv", "figure.png"):
+        print(f"{name}: {out / name}")
+    return results
+
+
+def _run(part: Part, setting: Setting, progress: bool) -> list[dict[str, Any]]:
+    with progress_bar(progress, "checks and rounds") as bar:
+        total = len(part.candidates) + setting.rounds
+        task = bar.add_task(part.suite, total=total, note="")
+
+        def advance(note: str) -> None:
+            bar.update(task, advance=1, note=note)
+
+        return run_part(part, setting, advance)
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    """As JSON has it."""
+    values = {"device": str(setting.device), "dtype": setting.dtype_name}
+    return vars(setting) | values | {"grid": list(setting.grid)}
+
+
+def _suites(names: Sequence[str]) -> list[str]:
+    """Each once, in their own order."""
+    for name in names:
+        _one_of("suites", name, ("all", *SUITES))
+    everything = "all" in names or not names
+    return [suite for suite in SUITES if everything or suite in names]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: {name} is not here; {torch.cuda.device_count()} GPUs are")
+    return device
+
+
+def _one_of(label: str, name: str, known: Any) -> str:
+    if name not in known:
+        raise UserError(f"{label}: expected one of {', '.join(known)}, got {name!r}")
+    return name
+
+
+def _positive(label: str, value: int | None, usual: int) -> int:
+    if value is not None and value < 1:
+        raise UserError(f"{label}: expected at least 1, got {value}")
+    return value or usual

@@ -1,0 +1,293 @@
+"""What comrope is compared with: rotations from a table, of timm, Hugging Face and others.
+
+Every rival computes its rotation the way its own library does. Beside that stands what it claims to
+compute, its phases and which channels form a plane, so that the gate can check it in float64.
+Tables that a network makes once for all of its layers are made before the clock starts.
+
+Shapes: B batch, H heads, T tokens, D head dimension; rotations take q and k (B, H, T, D).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope.experiments.bench.setting import Shape
+from comrope.models.attention import Attention
+from comrope.precision import compute_dtype, no_autocast
+from comrope.rotary import RotaryEmbedding
+
+__all__ = [
+    "PLAIN",
+    "RIVALS",
+    "HuggingFaceRoPE",
+    "PlainRoPE",
+    "Rival",
+    "RivalAttention",
+    "RotaryEmbeddingTorch",
+    "TimmAxial",
+    "TimmMixed",
+]
+
+
+class Rival(nn.Module):
+    """A rotation of q and k with positions of its own."""
+
+    by_halves = True  # channel c goes with c + D / 2, else 2c with 2c + 1
+    rope: Any  # the library's own module, where it has one
+    prefix = 0  # leading tokens that are left as they are
+    stated = False  # compute the statement instead: what the gate holds it against
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        """What it turns by: (T, D / 2) or (H, T, D / 2), prefix tokens left out."""
+        raise NotImplementedError
+
+    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The library's own code."""
+        raise NotImplementedError
+
+    def state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, written down in the plainest way, in float32 or wider."""
+        phases = self.phases(compute_dtype(q, k))
+        angles = nn.functional.pad(phases, (0, 0, self.prefix, 0))
+        return _turned(q, angles, self.by_halves), _turned(k, angles, self.by_halves)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.state(q, k) if self.stated else self.turn(q, k)
+
+
+class PlainRoPE(Rival):
+    """Vanilla RoPE from a table of cosines and sines, as one writes it in PyTorch.
+
+    The tables are held in float32 and in the dtype that is timed, and the one of q's dtype is used:
+    products with float32 tables would be wide, and slow.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    narrow_cos: Tensor
+    narrow_sin: Tensor
+
+    def __init__(self, phases: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.exact_phases = phases.double()
+        angles = torch.cat((phases, phases), dim=-1)
+        self._keep(angles.cos().float(), angles.sin().float(), dtype)
+
+    @classmethod
+    def of(cls, shape: Shape) -> PlainRoPE:
+        """With the angles of ``RotaryEmbedding("rope")``."""
+        return cls(_vanilla_phases(shape), shape.dtype)
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        return self.exact_phases.to(dtype)
+
+    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        narrow = q.dtype == self.narrow_cos.dtype
+        cos, sin = (self.narrow_cos, self.narrow_sin) if narrow else (self.cos, self.sin)
+        return self._apply_tables(q, k, cos, sin)
+
+    def _apply_tables(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+    def _keep(self, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> None:
+        for name, table in (("cos", cos), ("sin", sin)):
+            self.register_buffer(name, table, persistent=False)
+            self.register_buffer(f"narrow_{name}", table.to(dtype), persistent=False)
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PlainRoPE:
+        return self  # made where and as it is used; .float() would take away the narrow table
+
+
+class HuggingFaceRoPE(PlainRoPE):
+    """transformers' Llama: tables of ``LlamaRotaryEmbedding``, used by its own function."""
+
+    def __init__(self, shape: Shape) -> None:
+        from transformers import LlamaConfig
+        from transformers.models.llama import modeling_llama
+
+        nn.Module.__init__(self)
+        config = LlamaConfig(
+            hidden_size=shape.heads * shape.head_dim,
+            num_attention_heads=shape.heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.tokens,
+        )
+        rope = modeling_llama.LlamaRotaryEmbedding(config).to(shape.device)
+        places = torch.arange(shape.tokens, device=shape.device)
+        cos, sin = rope(torch.empty(0, device=shape.device), places[None])
+        self.exact_phases = places[:, None].double() * rope.inv_freq.double()
+        self.apply_tables = modeling_llama.apply_rotary_pos_emb
+        self._keep(cos, sin, shape.dtype)
+
+    def _apply_tables(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.apply_tables(q, k, cos, sin)
+
+
+class RotaryEmbeddingTorch(Rival):
+    """rotary-embedding-torch, on a sequence, its frequencies cached."""
+
+    by_halves = False
+
+    def __init__(self, shape: Shape) -> None:
+        library = importlib.import_module("rotary_embedding_torch")
+        super().__init__()
+        self.rope = library.RotaryEmbedding(shape.head_dim, cache_max_seq_len=shape.tokens).to(
+            shape.device
+        )
+        places = torch.arange(shape.tokens, device=shape.device)
+        # Fills the cache from whole numbers; in bfloat16 it would count in steps of two from 256.
+        self.rope(places.float(), seq_len=shape.tokens)
+        self.places = places
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        return self.places[:, None].to(dtype) * self.rope.freqs.detach().to(dtype)
+
+    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rope.rotate_queries_or_keys(q), self.rope.rotate_queries_or_keys(k)
+
+
+class _Timm(Rival):
+    """The rotation of timm's ``AttentionRope``; class tokens are cut off and put back."""
+
+    by_halves = False
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.prefix = shape.prefix
+        rows, columns = (torch.arange(n, device=shape.device) for n in shape.grid)
+        self.x, self.y = columns.repeat(len(rows)), rows.repeat_interleave(len(columns))
+
+    def embedding(self) -> Tensor:
+        """Sines and cosines, as timm hands them to its attention."""
+        raise NotImplementedError
+
+    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        with no_autocast(q.device):  # which would round the angles to bfloat16
+            embedding = self.embedding()
+        return self._turn(q, embedding), self._turn(k, embedding)
+
+    def _turn(self, x: Tensor, embedding: Tensor) -> Tensor:
+        from timm.layers import apply_rot_embed_cat
+
+        before, after = x[:, :, : self.prefix], x[:, :, self.prefix :]
+        return torch.cat((before, apply_rot_embed_cat(after, embedding)), dim=2).type_as(x)
+
+
+class TimmAxial(_Timm):
+    """As in ``vit_*_patch16_rope_*``: fixed frequencies, half of the channels for each axis."""
+
+    TEMPERATURE = 100.0
+
+    def __init__(self, shape: Shape) -> None:
+        from timm.layers import RotaryEmbeddingCat
+
+        super().__init__(shape)
+        self.rope = RotaryEmbeddingCat(
+            shape.head_dim,
+            in_pixels=False,
+            temperature=self.TEMPERATURE,
+            feat_shape=list(shape.grid),
+            grid_indexing="xy",
+            device=shape.device,
+        )
+        self.bands = shape.head_dim // 4
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        powers = torch.arange(self.bands, device=self.x.device).to(dtype) / self.bands
+        frequencies = self.TEMPERATURE**-powers
+        return torch.cat([place[:, None].to(dtype) * frequencies for place in (self.x, self.y)], -1)
+
+    def embedding(self) -> Tensor:
+        return self.rope.get_embed()
+
+
+class TimmMixed(_Timm):
+    """As in ``vit_*_patch16_rope_mixed_*``: learned frequencies, and so a table at every step."""
+
+    def __init__(self, shape: Shape) -> None:
+        from timm.layers import RotaryEmbeddingMixed
+
+        super().__init__(shape)
+        self.rope = RotaryEmbeddingMixed(
+            shape.heads * shape.head_dim,
+            depth=1,
+            num_heads=shape.heads,
+            feat_shape=list(shape.grid),
+            grid_indexing="xy",
+            device=shape.device,
+        )
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        of_x, of_y = self.rope.freqs[:, 0, :, None].to(dtype)  # (H, 1, D / 2) each
+        return self.x[:, None].to(dtype) * of_x + self.y[:, None].to(dtype) * of_y
+
+    def embedding(self) -> Tensor:
+        return self.rope.get_embed()[0]
+
+
+class RivalAttention(nn.Module):
+    """The layer of comrope's ViT with its weights, and a rival for its rotation."""
+
+    def __init__(self, attention: Attention, rival: Rival) -> None:
+        super().__init__()
+        self.num_heads = attention.num_heads
+        self.qkv, self.proj, self.rival = attention.qkv, attention.proj, rival
+
+    def forward(self, x: Tensor, positions: Tensor, angles: Any = None) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
+        q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
+        q, k = self.rival(q, k)
+        x = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+
+PLAIN = "vanilla RoPE, plain PyTorch"
+RIVALS: dict[str, Callable[[Shape], Rival]] = {
+    PLAIN: PlainRoPE.of,
+    "timm axial RoPE": TimmAxial,
+    "timm RoPE-Mixed": TimmMixed,
+    "Hugging Face RoPE (1-D)": HuggingFaceRoPE,
+    "rotary-embedding-torch (1-D)": RotaryEmbeddingTorch,
+}
+
+
+def _vanilla_phases(shape: Shape) -> Tensor:
+    """Those of ``RotaryEmbedding("rope")`` at patch centres counted in patches: (T, D / 2)."""
+    from comrope.positions import grid, with_class_token
+
+    if not shape.grid:
+        places = torch.arange(shape.tokens, dtype=torch.float64)[:, None]
+    else:
+        patches = grid(shape.grid, scale=shape.grid, dtype=torch.float64)
+        middle = [size / 2 for size in shape.grid]
+        places = with_class_token(patches, center=middle, count=shape.prefix)
+    rope = RotaryEmbedding(
+        "rope", num_heads=1, head_dim=shape.head_dim, num_axes=places.shape[-1], block_size=2
+    )
+    frequencies = rope.spectrum()[1].double().flatten(1)  # (N, D / 2)
+    return (places @ frequencies).to(shape.device)
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def _turned(x: Tensor, angles: Tensor, by_halves: bool) -> Tensor:
+    """x (B, H, T, D) with each of its planes turned, in the dtype of the angles, then as it was."""
+    wide = x.to(angles.dtype)
+    first, second = wide.chunk(2, dim=-1) if by_halves else (wide[..., ::2], wide[..., 1::2])
+    cos, sin = angles.cos(), angles.sin()
+    first, second = first * cos - second * sin, first * sin + second * cos
+    if by_halves:
+        return torch.cat((first, second), dim=-1).to(x.dtype)
+    return torch.stack((first, second), dim=-1).flatten(-2).to(x.dtype)

@@ -1,0 +1,238 @@
+"""Rotations alone: of one ViT layer, of a Llama's layer at full length, and LieRE's.
+
+Queries and keys lie in memory as attention has them: slices of one projection, token by token.
+
+Shapes: B batch, H heads, G queries a key head, T tokens, D head dimension, N axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from comrope import ops
+from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
+from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
+from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
+from comrope.experiments.bench.setting import (
+    Setting,
+    Shape,
+    colour_of,
+    llama_positions,
+    llama_rotary,
+    llama_shape,
+    name_of,
+    own_rotation,
+    shape_of,
+    token_positions,
+    used_backend,
+)
+from comrope.methods import METHODS
+from comrope.rotary import RotaryEmbedding
+
+__all__ = ["COPY", "HUGGING_FACE", "Layer", "liere", "llama_rotation", "rotation"]
+
+COPY = "copying memory"
+HUGGING_FACE = "Hugging Face RoPE"
+BACKENDS = tuple(backend for backend in ops.BACKENDS if backend != "auto")
+COMMUTING = tuple(method for method in METHODS if method != "liere")
+
+
+class Layer(NamedTuple):
+    """The inputs of one layer's rotation and the gradients that come back to it."""
+
+    q: Tensor  # (B, H G, T, D)
+    k: Tensor  # (B, H, T, D)
+    grad_q: Tensor
+    grad_k: Tensor
+
+    @classmethod
+    def random(cls, shape: Shape, key_heads: int, batch: int) -> Layer:
+        generator = torch.Generator(shape.device).manual_seed(0)
+
+        def draw(*sizes: int) -> Tensor:
+            drawn = torch.randn(
+                batch, shape.tokens, *sizes, generator=generator, device=shape.device
+            )
+            return drawn.to(shape.dtype).transpose(1, -2)
+
+        heads, dim = shape.heads, shape.head_dim
+        if key_heads == heads:  # one projection to q, k and v, as in a ViT
+            q, k, _ = draw(3, heads, dim).unbind(2)
+        else:
+            q, k = draw(heads, dim), draw(key_heads, dim)
+        return cls(q, k, draw(heads, dim), draw(key_heads, dim))
+
+    def subject(
+        self,
+        rotate: Rotation,
+        angles: Sequence[Tensor],
+        check: Callable[[], Verdict],
+        ran: str = "",
+    ) -> Subject:
+        """The least that must move: q and k in and out, and in the backward pass their gradients
+        in and out and, for the gradients of learned angles, the rotated q and k."""
+        size = sum(x.numel() * x.element_size() for x in (self.q, self.k))
+        q, k = (x.detach().requires_grad_() for x in (self.q, self.k))
+        inputs = [q, k, *angles]
+
+        def forward() -> Any:
+            with torch.no_grad():
+                return rotate(self.q, self.k)
+
+        def step() -> Any:
+            return torch.autograd.grad(rotate(q, k), inputs, (self.grad_q, self.grad_k))
+
+        moved = {"forward": 2 * size, "step": (5 if angles else 4) * size}
+        return Subject({"forward": forward, "step": step}, check, moved, ran)
+
+
+def rotation(setting: Setting) -> Part:
+    """One ViT layer: every method by every backend, shared positions and per-sample ones."""
+    shape = shape_of(setting)
+    layer = Layer.random(shape, shape.heads, setting.batch)
+    candidates = [_copy(setting)]
+    for name, make in RIVALS.items():
+        for compiled in setting.modes:
+            build = partial(_rival_subject, layer, make, shape, compiled)
+            candidates.append(Candidate(name, build, colour_of(name), compiled=compiled))
+    for method in COMMUTING:
+        for backend in BACKENDS:
+            for kind in ("shared", "per sample"):
+                per_sample = kind == "per sample"
+                build = partial(_own_subject, layer, setting, method, backend, per_sample)
+                name = name_of(method, backend, kind)
+                candidates.append(Candidate(name, build, method, backend, kind))
+        if setting.compile:
+            build = partial(_own_subject, layer, setting, method, "auto", compiled=True)
+            candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
+    baselines = (Baseline("vanilla", PLAIN, by_best=True),)
+    title = f"Rotation of one layer ({_described(layer, setting)})"
+    return Part("rotation", title, COPY, candidates, baselines, queued=True)
+
+
+def liere(setting: Setting) -> Part:
+    """LieRE, which does not commute: its exponentials by every backend."""
+    shape = shape_of(setting)
+    layer = Layer.random(shape, shape.heads, setting.batch)
+    candidates = [_copy(setting)]
+    for backend in BACKENDS:
+        for compiled in setting.modes:
+            build = partial(_own_subject, layer, setting, "liere", backend, compiled=compiled)
+            name = name_of("liere", backend)
+            candidates.append(Candidate(name, build, "liere", backend, compiled=compiled))
+    title = f"Rotation of one layer, LieRE ({_described(layer, setting)})"
+    baselines = (Baseline("matrix_exp", name_of("liere", "reference")),)
+    return Part("liere", title, COPY, candidates, baselines, queued=True)
+
+
+def llama_rotation(setting: Setting) -> Part:
+    """Learned rotations with angles of their own for every key head, against fixed tables."""
+    shape = llama_shape(setting)
+    layer = Layer.random(shape, setting.llama_key_heads, 1)
+    candidates = [_copy(setting)]
+    rivals: dict[str, Callable[[Shape], Rival]] = {HUGGING_FACE: HuggingFaceRoPE}
+    rivals |= {name: make for name, make in RIVALS.items() if "rotary-embedding" in name}
+    for name, make in rivals.items():
+        for compiled in setting.modes:
+            build = partial(_rival_subject, layer, make, shape, compiled)
+            candidates.append(Candidate(name, build, "rope", compiled=compiled))
+    for method in ("comrope-ld", "rope-mixed"):
+        for backend in BACKENDS:
+            build = partial(_llama_subject, layer, setting, method, backend, compiled=False)
+            candidates.append(Candidate(name_of(method, backend), build, method, backend))
+        if setting.compile:
+            build = partial(_llama_subject, layer, setting, method, "auto", compiled=True)
+            candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
+    title = f"Rotation of a Llama layer ({_described(layer, setting)})"
+    baselines = (Baseline("Hugging Face", HUGGING_FACE, by_best=True),)
+    return Part("llama", title, COPY, candidates, baselines, queued=True)
+
+
+def _own_subject(
+    layer: Layer,
+    setting: Setting,
+    method: str,
+    backend: str,
+    per_sample: bool = False,
+    compiled: bool = False,
+) -> Subject:
+    make = partial(own_rotation, setting, method)
+    return _subject(layer, setting, make, backend, token_positions(setting, per_sample), compiled)
+
+
+def _llama_subject(
+    layer: Layer, setting: Setting, method: str, backend: str, compiled: bool
+) -> Subject:
+    make = partial(llama_rotary, setting, method)
+    return _subject(layer, setting, make, backend, llama_positions(setting), compiled)
+
+
+def _subject(
+    layer: Layer,
+    setting: Setting,
+    make: Callable[[str], RotaryEmbedding],
+    backend: str,
+    positions: Tensor,
+    compiled: bool,
+) -> Subject:
+    rope, slow = make(backend), make("reference")
+    turn: Callable[..., Any] = torch.compile(rope) if compiled else rope
+    few = watched_samples(layer.q.shape[0])
+    some = positions if positions.ndim == 2 else positions[few]
+    angles, slow_angles = list(rope.parameters()), list(slow.parameters())
+
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return turn(q, k, positions)
+
+    def check() -> Verdict:
+        exact = partial(slow, positions=some)
+        learned = {"angles": angles, "exact_angles": slow_angles}
+        return rotation_parity(rotate, exact, layer.q, layer.k, **learned)
+
+    return layer.subject(rotate, angles, check, used_backend(rope, setting))
+
+
+def _rival_subject(
+    layer: Layer, make: Callable[[Shape], Rival], shape: Shape, compiled: bool
+) -> Subject:
+    torch.manual_seed(0)
+    rival = make(shape)
+    turn: Any = torch.compile(rival) if compiled else rival
+    learned = [parameter for parameter in rival.parameters() if parameter.requires_grad]
+
+    def check() -> Verdict:
+        angles = {"angles": learned, "exact_angles": learned}
+        return rotation_parity(turn, rival.state, layer.q, layer.k, **angles)
+
+    return layer.subject(turn, learned, check)
+
+
+def _copy(setting: Setting) -> Candidate:
+    """The yardstick: what moving bytes costs on this machine."""
+
+    def build() -> Subject:
+        elements = setting.copied_mib * 2**20 // 4
+        source = torch.ones(elements, device=setting.device)
+        target = torch.zeros_like(source)
+
+        def copy() -> Tensor:
+            return target.copy_(source)
+
+        def check() -> Verdict:
+            wrong = int((copy() != 1).sum())
+            return Verdict(float(wrong), 0.5, "elements")
+
+        return Subject({"forward": copy}, check, {"forward": 2 * 4 * elements})
+
+    return Candidate(COPY, build)
+
+
+def _described(layer: Layer, setting: Setting) -> str:
+    batch, heads, tokens, dim = layer.q.shape
+    keys = "" if layer.k.shape[1] == heads else f", {layer.k.shape[1]} key heads"
+    return f"batch {batch}, {tokens} tokens, {heads} heads{keys} of {dim}, {setting.dtype_name}"

@@ -1,0 +1,275 @@
+"""How a comparison is run: gated, timed in turns, set against its baselines.
+
+Eager candidates are timed together, one after the other in every round. Compiled ones cannot be:
+what was compiled for many modules in one process slows the look-up of each, and reaches the limit
+of recompilations. So the compiler is reset before each, they come one at a time, and a yardstick
+(no position encoding, or the copying of memory) is measured again before and after every one of
+them. A ratio between two candidates is that of their times, each in units of its own yardstick: the
+mean of the two neighbours, or for eager ones the yardstick of the same rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from comrope.experiments.bench.parity import Verdict
+from comrope.experiments.bench.setting import Setting
+from comrope.experiments.timing import Times, allocated, peak_above, time_in_turns
+
+__all__ = ["FAILURES", "Baseline", "Candidate", "Part", "Subject", "run_part"]
+
+FAILURES = ("parity failed", "failed")  # what makes the exit code of a run other than zero
+Row = dict[str, Any]
+Advance = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something built and ready: what to time, how to check it, what it cannot help moving."""
+
+    calls: dict[str, Callable[[], Any]]  # "forward", and then "step": forward and backward
+    check: Callable[[], Verdict]
+    moved: dict[str, int] = field(default_factory=dict)  # bytes, of rotations
+    ran: str = ""  # the backend that is used, whatever was asked for
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row to be: built only when its turn has come."""
+
+    name: str
+    build: Callable[[], Subject]
+    method: str = ""  # the key of its colour; empty for what is no position encoding at all
+    backend: str = ""
+    positions: str = "shared"
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What rows are divided by: eager rows by the eager one, unless ``by_best``: the compiled."""
+
+    label: str
+    name: str
+    by_best: bool = False
+    only: str = ""  # for the rows whose names begin like this
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison: a table and a row of the picture."""
+
+    suite: str
+    title: str
+    yardstick: str  # the name of a candidate
+    candidates: Sequence[Candidate]
+    baselines: Sequence[Baseline]
+    queued: bool = False  # time the device alone: the calls are too short to keep it busy
+
+
+def run_part(
+    part: Part, setting: Setting, advance: Advance = lambda note: None
+) -> list[dict[str, Any]]:
+    """Rows as they go into results.json, in the order of the candidates."""
+    rows = {id(candidate): _row(part, candidate) for candidate in part.candidates}
+    runner = _Runner(part, setting, rows, advance)
+    runner.time_eager()
+    runner.time_compiled()
+    finished = list(rows.values())
+    _compare(finished, part.baselines)
+    return finished
+
+
+class _Runner:
+    def __init__(
+        self, part: Part, setting: Setting, rows: dict[int, Row], advance: Advance
+    ) -> None:
+        self.part, self.setting, self.rows, self.advance = part, setting, rows, advance
+        self.eager_yardstick: Subject | None = None
+
+    def time_eager(self) -> None:
+        ready: dict[int, Subject] = {}
+        for candidate in self.part.candidates:
+            if candidate.compiled:
+                continue
+            self.advance(candidate.name)
+            if subject := self._gated(candidate):
+                ready[id(candidate)] = subject
+                if candidate.name == self.part.yardstick:
+                    self.eager_yardstick = subject
+        found = self._measure(ready, on_round=lambda: self.advance("in turns"))
+        yard = next((t for s, t in found.items() if ready[s] is self.eager_yardstick), None)
+        for key, times in found.items():
+            self._note(self.rows[key], ready[key], times, yard, yard)
+
+    def time_compiled(self) -> None:
+        compiled = [c for c in self.part.candidates if c.compiled]
+        own = next((c for c in compiled if c.name == self.part.yardstick), None)
+        yardstick = self.eager_yardstick
+        if own is not None:
+            torch.compiler.reset()
+            self.advance(own.name)
+            yardstick = self._gated(own)
+        measured = [self._measure_anew(yardstick)] if compiled else []
+        for candidate in compiled:
+            if candidate is own:
+                continue
+            torch.compiler.reset()
+            self.advance(candidate.name)
+            if subject := self._gated(candidate):
+                times = self._measure({0: subject})[0]
+                measured.append(self._measure_anew(yardstick))
+                self._note(self.rows[id(candidate)], subject, times, *measured[-2:])
+        every = [times for times in measured if times is not None]
+        if own is not None and yardstick is not None:
+            times = {key: _together([some[key] for some in every]) for key in every[0]}
+            self._note(self.rows[id(own)], yardstick, times, times, times)
+        torch.compiler.reset()
+
+    def _measure_anew(self, subject: Subject | None) -> dict[str, Times] | None:
+        if subject is None:
+            return None
+        torch.compiler.reset()
+        return self._measure({0: subject})[0]
+
+    def _measure(
+        self, subjects: dict[int, Subject], on_round: Callable[[], None] = lambda: None
+    ) -> dict[int, dict[str, Times]]:
+        """All calls of all subjects, in turns."""
+        work = {
+            (number, key): call
+            for number, subject in subjects.items()
+            for key, call in subject.calls.items()
+        }
+        times = time_in_turns(
+            work,
+            self.setting.device,
+            rounds=self.setting.rounds,
+            queued=self.part.queued,
+            on_round=on_round,
+        )
+        return {
+            number: {key: times[number, key] for key in subject.calls}
+            for number, subject in subjects.items()
+        }
+
+    def _gated(self, candidate: Candidate) -> Subject | None:
+        """The candidate, built and found correct; otherwise its row says why it is not timed."""
+        row, device = self.rows[id(candidate)], self.setting.device
+        before = allocated(device)
+        try:
+            subject = candidate.build()
+            verdict = subject.check()
+            row["ran"] = subject.ran
+            row.update(error=verdict.error, limit=verdict.limit, checked=verdict.part)
+            if not verdict.passed:
+                row["status"] = "parity failed"
+                return None
+            peak = peak_above(device, before, list(subject.calls.values())[-1])
+        except Exception as error:  # whatever one candidate does, the others go on
+            row.update(_why(candidate, error))
+            return None
+        row["peak_mib"] = None if peak is None else peak / 2**20
+        return subject
+
+    def _note(
+        self,
+        row: Row,
+        subject: Subject,
+        times: dict[str, Times],
+        before: dict[str, Times] | None,
+        after: dict[str, Times] | None,
+    ) -> None:
+        row["status"] = "timed"
+        measures: dict[str, Any] = {key: found._asdict() for key, found in times.items()}
+        for key, measure in measures.items():
+            if before is not None and after is not None:
+                # Copying memory has no backward pass.
+                own = key if key in before else "forward"
+                measure["yardstick_ms"] = (before[own].ms + after[own].ms) / 2
+            measure["of"] = {}
+        if subject.moved and before is not None:
+            _share_of_copy(measures, subject.moved, 2 * self.setting.copied_mib * 2**20)
+        row["measures"] = measures
+
+
+def _row(part: Part, candidate: Candidate) -> Row:
+    return {
+        "suite": part.suite,
+        "part": part.title,
+        "name": candidate.name,
+        "method": candidate.method,
+        "backend": candidate.backend,
+        "ran": "",
+        "positions": candidate.positions,
+        "compiled": candidate.compiled,
+        "status": "not timed",
+        "measures": {},
+        "peak_mib": None,
+        "peak_of": {},
+    }
+
+
+def _why(candidate: Candidate, error: Exception) -> Row:
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("comrope"):
+        return {"status": "not installed", "reason": str(error.name)}
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    cannot = isinstance(error, (ValueError, NotImplementedError))
+    if cannot and candidate.backend not in ("", "auto"):
+        return {"status": "cannot run here", "reason": said.removeprefix("backend: ")}
+    return {"status": "failed", "reason": f"{type(error).__name__}: {said}"}
+
+
+def _together(times: Sequence[Times]) -> Times:
+    """A yardstick that was measured several times, as one."""
+    middle = statistics.median(t.ms for t in times)
+    host = statistics.median(t.host_ms for t in times)
+    low, high = min(t.low for t in times), max(t.high for t in times)
+    return Times(middle, low, high, host, sum(t.rounds for t in times))
+
+
+def _share_of_copy(measures: dict[str, Any], moved: dict[str, int], copied: int) -> None:
+    """How much of the speed of copying memory is reached, in bytes that must move."""
+    for key, measure in measures.items():
+        measure["of_copy"] = moved[key] / measure["ms"] / (copied / measure["yardstick_ms"])
+    if "step" not in measures:
+        return
+    ms = measures["step"]["ms"] - measures["forward"]["ms"]
+    if ms > 0:
+        speed = (moved["step"] - moved["forward"]) / ms
+        share = speed / (copied / measures["step"]["yardstick_ms"])
+        measures["backward"] = {"ms": ms, "of_copy": share, "of": {}}
+
+
+def _compare(rows: Sequence[Row], baselines: Sequence[Baseline]) -> None:
+    """Give every row its ratios to the baselines, and per-sample positions theirs to shared."""
+    for row in rows:
+        for baseline in baselines:
+            if row["method"] and row["name"].startswith(baseline.only):
+                alike = [r for r in rows if r["name"] == baseline.name and r["measures"]]
+                mode = True if baseline.by_best else row["compiled"]
+                same = [r for r in alike if r["compiled"] == mode]
+                _divide(row, baseline.label, same or (alike if baseline.by_best else []))
+        if row["positions"] == "per sample":
+            keys = ("method", "backend", "compiled")
+            alike = [r for r in rows if r["positions"] == "shared" and r["measures"]]
+            same = [r for r in alike if all(r[key] == row[key] for key in keys)]
+            _divide(row, "shared", same)
+
+
+def _divide(row: Row, label: str, baselines: Sequence[Row]) -> None:
+    if not baselines or not row["measures"]:
+        return
+    base = baselines[0]
+    for key in ("forward", "step"):
+        ours, theirs = (r["measures"].get(key, {}) for r in (row, base))
+        if "yardstick_ms" in ours and "yardstick_ms" in theirs:
+            units = [m["ms"] / m["yardstick_ms"] for m in (ours, theirs)]
+            ours["of"][label] = units[0] / units[1]
+    if row["peak_mib"] and base["peak_mib"]:
+        row["peak_of"][label] = row["peak_mib"] / base["peak_mib"]

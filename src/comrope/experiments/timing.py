@@ -1,0 +1,169 @@
+"""Timers: what is compared is timed in turns, so that a machine that slows down slows all alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "Cast",
+    "Times",
+    "allocated",
+    "cross_entropy_backward",
+    "inference_step",
+    "peak_above",
+    "sample",
+    "seconds",
+    "time_in_turns",
+    "training_step",
+]
+
+Cast = Callable[[], torch.autocast]
+Call = Callable[[], Any]
+Name = TypeVar("Name", bound=Hashable)
+# Short calls are repeated until a sample takes about this long, unless that is too many of them: a
+# GPU's queue holds about a thousand launches.
+AIM, MOST = 0.02, 20
+CYCLES = 2e9  # of a GPU's clock a second, about
+
+
+class Times(NamedTuple):
+    """Milliseconds a call: the median over the rounds and its quartiles."""
+
+    ms: float
+    low: float
+    high: float
+    host_ms: float  # what the CPU was busy with launching it
+    rounds: int
+
+    @classmethod
+    def of(cls, samples: Sequence[tuple[float, float]]) -> Times:
+        took = [1e3 * device for device, _ in samples]
+        low, middle, high = (
+            statistics.quantiles(took, n=4, method="inclusive") if len(took) > 1 else 3 * took
+        )
+        host = statistics.median(1e3 * host for _, host in samples)
+        return cls(middle, low, high, host, len(took))
+
+
+def seconds(device: torch.device, call: Call) -> float:
+    """The time of one call on the wall, from an idle device to an idle device."""
+    _synchronize(device)
+    begun = time.perf_counter()
+    call()
+    _synchronize(device)
+    return time.perf_counter() - begun
+
+
+def sample(
+    device: torch.device, call: Call, *, repeats: int = 1, ahead: float = 0.0
+) -> tuple[float, float]:
+    """Seconds a call, and the seconds that the CPU took to launch it.
+
+    On a GPU between two events in its queue. With ``ahead`` the queue is blocked for that many
+    seconds first, while the CPU fills it: the time is then the device's own, without the gaps in
+    which it waits for launches. On a CPU both numbers are the same.
+    """
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        took = (time.perf_counter() - begun) / repeats
+        return took, took
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    if ahead:
+        torch.cuda._sleep(int(ahead * CYCLES))
+    start.record()
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    host = time.perf_counter() - begun
+    end.record()
+    torch.cuda.synchronize(device)
+    return start.elapsed_time(end) / 1e3 / repeats, host / repeats
+
+
+def time_in_turns(
+    work: Mapping[Name, Call],
+    device: torch.device,
+    *,
+    rounds: int,
+    warm_up: int = 2,
+    queued: bool = False,
+    on_round: Callable[[], Any] = lambda: None,
+) -> dict[Name, Times]:
+    """Time every call once a round, one after the other, for many rounds.
+
+    ``queued`` times the device alone (see ``sample``), for calls too short to keep it busy.
+    """
+    plans = {}
+    for name, call in work.items():
+        for _ in range(warm_up):
+            call()
+        took, host = sample(device, call)
+        repeats = max(1, min(MOST, int(AIM / max(took, 1e-9))))
+        plans[name] = (repeats, 1.5 * host * repeats + 1e-3 if queued else 0.0)
+    samples: dict[Name, list[tuple[float, float]]] = {name: [] for name in work}
+    for _ in range(rounds):
+        for name, call in work.items():
+            repeats, ahead = plans[name]
+            samples[name].append(sample(device, call, repeats=repeats, ahead=ahead))
+        on_round()
+    return {name: Times.of(some) for name, some in samples.items()}
+
+
+def allocated(device: torch.device) -> int | None:
+    """Bytes that tensors hold on a GPU now; None on a CPU, where nothing counts them."""
+    if device.type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def peak_above(device: torch.device, before: int | None, call: Call) -> int | None:
+    """Bytes at the highest during a call, above ``before``; None on a CPU."""
+    if before is None:
+        return None
+    call()  # what is kept from one call to the next is there before the one that counts
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def training_step(
+    cast: Cast, model: nn.Module, inputs: Sequence[Tensor], backward: Callable[[Tensor], None]
+) -> None:
+    """Forward and backward, without the optimizer; ``backward`` takes the model's output."""
+    model.train()
+    model.zero_grad(set_to_none=True)
+    for tensor in inputs:
+        tensor.grad = None
+    with cast():
+        output = model(*inputs)
+    backward(output)
+
+
+def cross_entropy_backward(targets: Tensor, logits: Tensor) -> None:
+    nn.functional.cross_entropy(logits.float(), targets).backward()
+
+
+@torch.inference_mode()
+def inference_step(cast: Cast, model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    model.eval()
+    with cast():
+        return model(*inputs)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

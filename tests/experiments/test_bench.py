@@ -1,0 +1,363 @@
+"""``comrope bench``: it gates, it takes turns, it keeps what is finished."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from comrope.experiments import bench as benches
+from comrope.experiments import timing
+from comrope.experiments.bench import parity, rivals, rotations, runner
+from comrope.experiments.bench.networks import llama_block
+from comrope.experiments.bench.parity import Verdict, network_parity, rotation_parity
+from comrope.experiments.bench.rivals import PLAIN, RIVALS, PlainRoPE, RivalAttention, Shape
+from comrope.experiments.bench.rotations import COPY, HUGGING_FACE, llama_rotation
+from comrope.experiments.bench.runner import (
+    FAILURES,
+    Baseline,
+    Candidate,
+    Part,
+    Subject,
+    run_part,
+)
+from comrope.experiments.bench.setting import Setting
+from comrope.experiments.cli import main
+from comrope.experiments.timing import Times
+from comrope.models.attention import Attention
+
+CPU = torch.device("cpu")
+TINY = Setting(
+    device=CPU, dtype=torch.float32, rounds=2, compile=False, batch=2, size="small", depth=1,
+    grid=(2, 2), llama_tokens=8, llama_heads=2, llama_key_heads=1, llama_head_dim=16, copied_mib=1,
+)  # fmt: skip
+GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """Short samples, few methods, one thread: here times need not be good, only there."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        patch.setattr(timing, "AIM", 1e-3)
+        patch.setattr(rotations, "COMMUTING", ("rope-mixed", "comrope-ld"))
+        yield
+    torch.set_num_threads(threads)
+
+
+def command(monkeypatch, *arguments: object) -> int:
+    """The exit code of ``comrope bench``, in this process."""
+    monkeypatch.setattr(sys, "argv", ["comrope", "bench", *map(str, arguments), "--quiet"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+def read_csv(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+
+
+def by_name(rows: list[dict]) -> dict[str, dict]:
+    return {row["name"]: row for row in rows}
+
+
+def fake(name: str, *, call=lambda: None, error: float = 0.0, **options) -> Candidate:
+    """A candidate that does nothing, or what it is told to."""
+    subject = Subject({"forward": call, "step": call}, lambda: Verdict(error, 1e-6, "all"))
+    options.setdefault("method", "rope")
+    return Candidate(name, lambda: subject, **options)
+
+
+def broken() -> Subject:
+    raise RuntimeError("no such luck\nand more")
+
+
+def fake_part(*candidates: Candidate, suite: str = "rotation") -> Part:
+    return Part(suite, f"Nothing ({suite})", "none", candidates, (Baseline("none", "none"),))
+
+
+# What it writes
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bench")
+    return out, benches.bench(["liere", "rotation"], TINY, out, preset="tiny", progress=False)
+
+
+def test_json_csv_and_picture_are_written(measured):
+    out, results = measured
+    assert json.loads((out / "results.json").read_text()) == results
+    assert results["suites"] == results["finished"] == ["rotation", "liere"]
+    assert results["setting"]["grid"] == [2, 2]
+    about = results["machine"]
+    for key in ("device", "torch", "triton", "timm", "transformers", "date", "commit", "dirty"):
+        assert key in about
+    lines = read_csv(out)
+    timed = [line for line in lines if line["measure"]]
+    assert {line["date"] for line in lines} == {about["date"]}
+    assert {line["measure"] for line in timed} >= {"forward", "step"}
+    assert all(float(line["ms"]) > 0 for line in timed)
+    assert (out / "figure.png").stat().st_size > 20_000
+
+
+def test_every_rotation_is_checked_before_it_is_timed(measured):
+    _, results = measured
+    assert results["failures"] == 0
+    rows = by_name(row for row in results["rows"] if row["suite"] == "rotation")
+    for name in (*RIVALS, "comrope-ld, spectral", "comrope-ld, Algorithm 1, per sample"):
+        row = rows[name]
+        if row["status"] == "not installed":
+            assert name.startswith("rotary-embedding-torch")
+            continue
+        assert 0 < row["error"] <= row["limit"] < 1e-4
+        assert row["measures"]["step"]["ms"] > 0
+        assert row["measures"]["step"]["of_copy"] > 0
+    assert rows[PLAIN]["measures"]["step"]["of"] == {"vanilla": 1.0}
+    per_sample = rows["comrope-ld, spectral, per sample"]["measures"]["forward"]["of"]
+    assert set(per_sample) == {"vanilla", "shared"}
+    assert rows[COPY]["measures"]["forward"]["of_copy"] == pytest.approx(1)
+
+
+def test_a_backend_that_cannot_run_is_a_row_with_the_reason(measured):
+    _, results = measured
+    row = by_name(results["rows"])["liere, spectral"]
+    assert row["status"] == "cannot run here"
+    assert "commute" in row["reason"]
+    assert not row["measures"]
+
+
+@pytest.mark.parametrize("suite", ["attention", "vit", "llama"])
+def test_networks_are_checked_and_set_against_none(suite, tmp_path, capfd):
+    results = benches.bench([suite], replace(TINY, rounds=1), tmp_path, progress=False)
+    assert results["failures"] == 0
+    rows = [row for row in results["rows"] if row["part"].startswith(("One", "ViT", "A Llama"))]
+    named = by_name(rows)
+    assert named["none"]["measures"]["step"]["of"]["none"] == 1
+    for row in rows:
+        if row["status"] != "not installed":
+            assert row["error"] <= row["limit"]
+            assert row["measures"]["forward"]["of"]["none"] > 0
+    assert named["comrope-ld"]["ran"] == "spectral"
+    if suite == "vit":
+        of = named["timm RoPE-Mixed, whole model"]["measures"]["step"]["of"]
+        assert set(of) == {"none", "vanilla", "timm APE"}
+    assert "comrope-ld (spectral)" in capfd.readouterr().out
+
+
+# The gate
+
+
+def test_a_wrong_candidate_is_not_timed_and_the_exit_code_says_so(monkeypatch, tmp_path, capfd):
+    sizes = {name: getattr(TINY, name) for name in benches.PRESETS["small"].sizes}
+    tiny = replace(benches.PRESETS["small"], sizes=sizes)
+    monkeypatch.setitem(benches.PRESETS, "small", tiny)
+    monkeypatch.setattr(rotations, "RIVALS", {PLAIN: PlainRoPE.of})
+    monkeypatch.setattr(rivals, "_rotate_half", lambda x: 1.001 * x)
+    assert command(monkeypatch, "rotation", "--rounds", 1, "--out", tmp_path) == 1
+    said = capfd.readouterr()
+    assert "parity failed (" in said.out
+    assert "1 checks failed" in said.err
+    rows = by_name(json.loads((tmp_path / "results.json").read_text())["rows"])
+    assert rows[PLAIN]["status"] == "parity failed"
+    assert rows[PLAIN]["measures"] == {}
+    assert rows["comrope-ld, spectral"]["status"] == "timed"
+    lines = read_csv(tmp_path)
+    assert all(not line["ms"] for line in lines if line["name"] == PLAIN)
+
+
+def queries(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k = torch.randn(2, 4, 2, 5, 16).to(dtype).unbind(0)
+    return q, k
+
+
+class OffBy(PlainRoPE):
+    """Vanilla RoPE with a fault."""
+
+    def __init__(self, fault: str, shape: Shape) -> None:
+        super().__init__(rivals._vanilla_phases(shape), shape.dtype)
+        self.fault = fault
+
+    def turn(self, q, k):
+        if self.fault == "gradient":  # right values, and half of q's gradient
+            q = 0.5 * q + 0.5 * q.detach()
+        turned_q, turned_k = super().turn(q, k)
+        if self.fault == "values":
+            return turned_q * 1.0001, turned_k
+        if self.fault == "last sample":
+            return turned_q, torch.cat((turned_k[:-1], k[-1:]))
+        if self.fault == "NaN":
+            return turned_q, turned_k * torch.nan
+        if self.fault == "one token":
+            return torch.cat((turned_q[:, :, :-1], q[:, :, -1:]), dim=2), turned_k
+        return turned_q, turned_k
+
+
+@pytest.mark.parametrize("fault", ["values", "gradient", "last sample", "one token", "NaN"])
+def test_the_gate_sees_small_faults(fault):
+    sound, faulty = OffBy("none", GRID_SHAPE), OffBy(fault, GRID_SHAPE)
+    q, k = queries()
+    assert rotation_parity(sound.turn, sound.state, q, k).passed
+    assert not rotation_parity(faulty.turn, faulty.state, q, k).passed
+
+
+def test_the_gate_allows_the_noise_of_a_dtype_and_no_more():
+    q, k = queries(torch.bfloat16)
+    rope = PlainRoPE.of(GRID_SHAPE._replace(dtype=torch.bfloat16))
+    verdict = rotation_parity(rope.turn, rope.state, q, k)
+    assert 1e-3 < verdict.error <= verdict.limit < 1e-2
+    assert not rotation_parity(lambda q, k: (1.01 * rope.turn(q, k)[0], k), rope.state, q, k).passed
+
+
+def test_every_rival_computes_what_it_states_on_a_grid_that_is_not_square():
+    shape = Shape(7, 2, 16, (2, 3), CPU, torch.float32)
+    q, k = torch.randn(2, 3, 2, 7, 16).unbind(0)
+    for name, make in RIVALS.items():
+        try:
+            rival = make(shape)
+        except ModuleNotFoundError:
+            continue
+        learned = [p for p in rival.parameters() if p.requires_grad]
+        verdict = rotation_parity(
+            rival.turn, rival.state, q, k, angles=learned, exact_angles=learned
+        )
+        assert verdict.passed, (name, verdict)
+
+
+def test_a_network_with_a_wrong_rotation_does_not_pass():
+    def state(module: nn.Module) -> None:
+        module.rival.stated = True
+
+    def cast() -> torch.autocast:
+        return torch.autocast("cpu", enabled=False)
+
+    for fault, passes in (("none", True), ("gradient", False), ("last sample", False)):
+        layer = RivalAttention(Attention(32, 2), OffBy(fault, GRID_SHAPE))
+        inputs = (torch.randn(4, 5, 32), torch.rand(5, 2))
+        assert network_parity(layer, inputs, cast, state, compiled=False).passed == passes, fault
+
+
+def test_a_missing_library_and_a_crash_are_told_apart(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rotary_embedding_torch", None)
+    missing = Candidate("theirs", lambda: rivals.RotaryEmbeddingTorch(GRID_SHAPE), "rope")
+    part = fake_part(fake("none"), missing, Candidate("ours", broken, "rope", "auto"))
+    rows = by_name(run_part(part, TINY))
+    assert rows["theirs"]["status"] == "not installed"
+    assert rows["theirs"]["reason"] == "rotary_embedding_torch"
+    assert rows["ours"]["status"] == "failed"
+    assert rows["ours"]["reason"] == "RuntimeError: no such luck"
+    assert rows["none"]["status"] == "timed"
+
+
+# The clock
+
+
+def test_candidates_take_turns():
+    order: list[str] = []
+    work = {name: lambda name=name: order.append(name) for name in "abc"}
+    found = timing.time_in_turns(work, CPU, rounds=3, warm_up=0)
+    runs = [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
+    assert "".join(runs) == "abc" * 4  # once to see how long they take
+    assert all(times.rounds == 3 for times in found.values())
+
+
+def test_the_median_and_the_quartiles():
+    times = Times.of([(took, took) for took in (0.001, 0.002, 0.003, 0.004, 0.1)])
+    assert (times.ms, times.low, times.high) == pytest.approx((3, 2, 4))
+    assert Times.of([(0.001, 0.002)]) == pytest.approx((1, 1, 1, 2, 1))
+
+
+def test_compiled_candidates_are_set_against_their_neighbours(monkeypatch):
+    """The machine slows down by half; ratios to the yardstick do not notice."""
+    pace, resets = [1.0], []
+    units = {"none": 10.0, "slow": 20.0, "fast": 11.0}
+    called: list[str] = []
+
+    def in_turns(work, device, **_):
+        found = {}
+        for key, call in work.items():
+            call()
+            ms = units[called[-1]] * pace[0]
+            found[key] = Times(ms, ms, ms, ms, 1)
+        pace[0] *= 1.02
+        return found
+
+    monkeypatch.setattr(runner, "time_in_turns", in_turns)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(called)))
+    part = fake_part(
+        *(fake(n, call=lambda n=n: called.append(n), compiled=True) for n in ("slow", "none")),
+        *(fake("fast", call=lambda: called.append("fast"), compiled=c) for c in (True, False)),
+    )
+    rows = run_part(part, TINY)
+    found = {(row["name"], row["compiled"]): row["measures"]["step"]["of"] for row in rows}
+    assert called[2::2] == ["none", "slow", "none", "fast", "none"]
+    assert len(resets) >= 5
+    assert found["none", True] == {"none": 1}
+    assert found["slow", True]["none"] == pytest.approx(2, rel=1e-3)
+    assert found["fast", True]["none"] == pytest.approx(1.1, rel=1e-3)
+    assert found["fast", False] == {}  # there is no eager yardstick here
+
+
+def test_compiled_rows_stand_beside_eager_ones(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    setting = replace(TINY, compile=True, rounds=1)
+    for make in (llama_rotation, llama_block):
+        rows = [row for row in run_part(make(setting), setting) if row["method"]]
+        timed = [row for row in rows if row["compiled"] and row["status"] == "timed"]
+        assert {"comrope-ld", "rope-mixed", HUGGING_FACE} <= {row["name"] for row in timed}
+        assert all(row["measures"]["step"]["of"]["Hugging Face"] > 0 for row in timed)
+        assert not any(row["status"] in FAILURES for row in rows)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rotations",), "suites: expected one of all, rotation, attention"),
+        (("--device", "tpu"), "device: expected auto, cpu, cuda or cuda:N, got 'tpu'"),
+        (("--device", "cuda:99"), "device: cuda:99 is not here"),
+        (("--dtype", "int8"), "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
+        (("--preset", "huge"), "preset: expected one of small, full, got 'huge'"),
+        (("--rounds", "0"), "rounds: expected at least 1, got 0"),
+        (("--batch", "0"), "batch: expected at least 1, got 0"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(arguments, message, monkeypatch, tmp_path, capfd):
+    assert command(monkeypatch, *arguments, "--out", tmp_path / "out") == 2
+    said = capfd.readouterr().err
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
+    def interrupt(setting: Setting) -> Part:
+        raise KeyboardInterrupt
+
+    part = fake_part(fake("none"), fake("ours"))
+    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
+    monkeypatch.setitem(benches.SUITES, "vit", (interrupt,))
+    assert command(monkeypatch, "rotation", "vit", "--device", "cpu", "--out", tmp_path) == 130
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["suites"] == ["rotation", "vit"]
+    assert results["finished"] == ["rotation"]
+    assert [row["status"] for row in results["rows"]] == ["timed", "timed"]
+
+
+def test_the_usual_dtype_is_one_that_the_device_is_made_for():
+    assert benches.setting_of("small", device="cpu").dtype == torch.float32
+    assert benches.setting_of("full", device="cpu").compile
+    assert not benches.setting_of("full", device="cpu", compiled=False).compile
+    assert parity.watched_samples(128) == [0, 64, 127]
