@@ -67,7 +67,7 @@ def _checkout() -> dict[str, Any]:
 
 def _said(*command: str) -> str | None:
     """What a command prints, in the folder of the package; None if it fails or is not there."""
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     try:
         done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,0 +1,86 @@
+"""The gate of ``comrope bench``: small faults are seen, the noise of a dtype is allowed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from comrope.experiments.bench import rivals
+from comrope.experiments.bench.parity import network_parity, rotation_parity
+from comrope.experiments.bench.rivals import RIVALS, PlainRoPE, RivalAttention, Shape
+from comrope.models.attention import Attention
+
+CPU = torch.device("cpu")
+GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)
+
+
+def queries(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k = torch.randn(2, 4, 2, 5, 16).to(dtype).unbind(0)
+    return q, k
+
+
+class OffBy(PlainRoPE):
+    """Vanilla RoPE with a fault."""
+
+    def __init__(self, fault: str, shape: Shape) -> None:
+        super().__init__(rivals._vanilla_phases(shape), shape.dtype)
+        self.fault = fault
+
+    def turn(self, q, k):
+        if self.fault == "gradient":  # right values, and half of q's gradient
+            q = 0.5 * q + 0.5 * q.detach()
+        turned_q, turned_k = super().turn(q, k)
+        if self.fault == "values":
+            return turned_q * 1.0001, turned_k
+        if self.fault == "last sample":
+            return turned_q, torch.cat((turned_k[:-1], k[-1:]))
+        if self.fault == "NaN":
+            return turned_q, turned_k * torch.nan
+        if self.fault == "one token":
+            return torch.cat((turned_q[:, :, :-1], q[:, :, -1:]), dim=2), turned_k
+        return turned_q, turned_k
+
+
+@pytest.mark.parametrize("fault", ["values", "gradient", "last sample", "one token", "NaN"])
+def test_the_gate_sees_small_faults(fault):
+    sound, faulty = OffBy("none", GRID_SHAPE), OffBy(fault, GRID_SHAPE)
+    q, k = queries()
+    assert rotation_parity(sound.turn, sound.state, q, k).passed
+    assert not rotation_parity(faulty.turn, faulty.state, q, k).passed
+
+
+def test_the_gate_allows_the_noise_of_a_dtype_and_no_more():
+    q, k = queries(torch.bfloat16)
+    rope = PlainRoPE.of(GRID_SHAPE._replace(dtype=torch.bfloat16))
+    verdict = rotation_parity(rope.turn, rope.state, q, k)
+    assert 1e-3 < verdict.error <= verdict.limit < 1e-2
+    assert not rotation_parity(lambda q, k: (1.01 * rope.turn(q, k)[0], k), rope.state, q, k).passed
+
+
+def test_every_rival_computes_what_it_states_on_a_grid_that_is_not_square():
+    shape = Shape(7, 2, 16, (2, 3), CPU, torch.float32)
+    q, k = torch.randn(2, 3, 2, 7, 16).unbind(0)
+    for name, make in RIVALS.items():
+        try:
+            rival = make(shape)
+        except ModuleNotFoundError:
+            continue
+        learned = [p for p in rival.parameters() if p.requires_grad]
+        verdict = rotation_parity(
+            rival.turn, rival.state, q, k, angles=learned, exact_angles=learned
+        )
+        assert verdict.passed, (name, verdict)
+
+
+def test_a_network_with_a_wrong_rotation_does_not_pass():
+    def state(module: nn.Module) -> None:
+        module.rival.stated = True
+
+    def cast() -> torch.autocast:
+        return torch.autocast("cpu", enabled=False)
+
+    for fault, passes in (("none", True), ("gradient", False), ("last sample", False)):
+        layer = RivalAttention(Attention(32, 2), OffBy(fault, GRID_SHAPE))
+        inputs = (torch.randn(4, 5, 32), torch.rand(5, 2))
+        assert network_parity(layer, inputs, cast, state, compiled=False).passed == passes, fault

@@ -1,0 +1,169 @@
+"""The kernels as operators: packed tensors, the compiler, checkpointing, and who is chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make, queries_and_keys
+
+import comrope
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus", "liere"])
+def test_packed_is_the_same_with_the_gradients_in_one_tensor(name):
+    rope = make(name, dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 7, 2 * 2 + 2 * 2, 16, device=DEVICE, requires_grad=True)
+    positions = torch.rand(2, 7, 2, device=DEVICE)
+    apart = [x.transpose(1, 2) for x in qkv.split([4, 2, 2], dim=2)]
+    expected = (*rope(*apart[:2], positions), apart[2])
+    got = rope.packed(qkv, positions)
+    grads = [torch.randn_like(x) for x in expected]
+    inputs = [qkv, *rope.parameters()]
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(
+        torch.autograd.grad(got, inputs, grads), torch.autograd.grad(expected, inputs, grads),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+def test_packed_without_gradients_turns_in_place():
+    rope = make("comrope-ld", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv, positions = torch.randn(2, 7, 6, 16, device=DEVICE), torch.rand(7, 2, device=DEVICE)
+    q, k, v = (x.transpose(1, 2).clone() for x in qkv.split([2, 2, 2], dim=2))
+    with torch.no_grad():
+        expected = (*rope(q, k, positions), v)
+        got = rope.packed(qkv, positions)
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+        assert a.untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("layout", ["expanded", "channels apart"])
+def test_packed_in_any_layout(layout):
+    rope = make("comrope-torus", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    positions = torch.rand(7, 2, device=DEVICE)
+    if layout == "expanded":
+        qkv = torch.randn(1, 7, 6, 16, device=DEVICE).expand(3, -1, -1, -1)
+    else:
+        qkv = torch.randn(3, 16, 7, 6, device=DEVICE).permute(0, 2, 3, 1)
+    with torch.no_grad():
+        expected = rope.packed(qkv.clone(memory_format=torch.contiguous_format), positions)
+        got = rope.packed(qkv, positions)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_function_transforms_are_left_to_the_spectral_path(monkeypatch):
+    monkeypatch.setattr("comrope.ops.choice.KERNELS_BY_DEFAULT", True)
+    rope = make("comrope-ld", dtype=torch.float32, head_dim=16).to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
+    positions = torch.rand(3, 6, 2, device=DEVICE)
+    assert rope.chosen_backend(q, k, positions[0]).backend == "triton"
+    many = torch.func.vmap(lambda x: rope(q, k, x)[0])(positions)
+    rope.backend = "spectral"
+    for one, x in zip(many, positions, strict=True):
+        torch.testing.assert_close(one, rope(q, k, x)[0])
+
+
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
+def test_operators_are_well_formed(name):
+    from comrope.ops.kernels import entry, fused
+
+    rope = make(name, dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE).requires_grad_() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2, device=DEVICE)
+    prepared = entry._prepare(positions, rope.angles())
+    prepared = tuple(p.detach() if isinstance(p, torch.Tensor) else p for p in prepared)
+    torch.library.opcheck(fused.rotate, (q, k, *prepared, 0, False))
+    qkv = torch.randn(2, 6, 8, 16, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(fused.rotate_packed, (qkv, *prepared, 0, False))
+    positions, frequencies, basis, *_, size = prepared
+    arguments = (qkv.detach(), positions, frequencies, basis, size, 0, False)
+    torch.library.opcheck(fused.rotate_packed_, arguments)
+
+
+@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
+def test_compiles_as_one_graph(name):
+    rope = make(name, dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 7, 8, 16, device=DEVICE, requires_grad=True)
+    positions = torch.rand(2, 7, 2, device=DEVICE)
+
+    def attend(qkv, positions):
+        q, k, v = rope.packed(qkv * 1.0, positions)
+        q, k = rope(q, k, positions)
+        k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
+
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    inputs = [qkv, *rope.parameters()]
+    expected = torch.autograd.grad(attend(qkv, positions), inputs)
+    got = torch.autograd.grad(compiled(qkv, positions), inputs)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(qkv, positions), attend(qkv, positions))
+    torch.compiler.reset()
+
+
+def test_checkpointing_recomputes_it():
+    rope = make("comrope-ld", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 7, 6, 16, device=DEVICE, requires_grad=True)
+    positions = torch.rand(7, 2, device=DEVICE)
+
+    def loss(qkv):
+        q, k, v = rope.packed(qkv, positions)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
+
+    recomputed = torch.utils.checkpoint.checkpoint(loss, qkv, use_reentrant=False)
+    inputs = [qkv, *rope.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(recomputed, inputs), torch.autograd.grad(loss(qkv), inputs),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+def test_the_choice_says_why(monkeypatch):
+    rope = make("comrope-ld", dtype=torch.float32)
+    q, k = (x.detach().float() for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert rope.chosen_backend(q, k, positions).backend == "spectral"
+    rope.backend = "triton"
+    with pytest.raises(ValueError, match="'triton' cannot run here: the tensors are on cpu"):
+        rope(q, k, positions)
+    with pytest.raises(ValueError, match="compute in float32"):
+        rope(q.double(), k.double(), positions)
+    with pytest.raises(ValueError, match="up to 4 axes, not 5"):
+        comrope.RotaryEmbedding(
+            "rope-mixed", num_heads=1, head_dim=8, num_axes=5, block_size=2, backend="triton"
+        )
+
+
+def test_the_kernels_compile_for_a_gpu_and_stay_in_registers():
+    """Without a GPU, by Triton's own compiler, for sizes that matter; types and all."""
+    script = Path(__file__).with_name("compile_for_gpu.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {row["kernel"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert len(found) == 12
+    for name, row in found.items():
+        if name.startswith(("ViT-B", "Llama")):
+            assert row["spilled"] == 0, row
+            assert row["wide_loads"] > 0, row
