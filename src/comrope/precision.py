@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
-__all__ = ["compute_dtype", "no_autocast", "widen"]
+__all__ = ["compute_dtype", "no_autocast", "settled_when_compiled", "tf32_allowed", "widen"]
+
+Answer = TypeVar("Answer")
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -25,3 +30,18 @@ def widen(tensor: Tensor) -> Tensor:
 def no_autocast(device: torch.device) -> torch.autocast:
     """A context in which matrix products keep the precision of their operands."""
     return torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False)
+
+
+def settled_when_compiled(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A question that the compiler asks once.
+
+    As ``torch.compiler.assume_constant_result``, which would load the whole compiler here and now.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@settled_when_compiled
+def tf32_allowed() -> bool:
+    """Whether float32 matrix products may run in TF32 on a GPU."""
+    return torch.get_float32_matmul_precision() != "highest"

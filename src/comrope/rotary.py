@@ -133,12 +133,14 @@ class RotaryEmbedding(nn.Module):
         *,
         num_prefix_tokens: int | None = None,
         angles: Angles | None = None,
+        in_place: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q, rotated k and v, each (B, heads, T, D), out of one tensor.
 
         ``qkv`` is (B, T, heads, D), the heads of the queries, then of the keys, then of the values:
         what one projection leaves behind. The kernels save copies here, in the backward pass too.
-        It is used up: without gradients they turn q and k where they lie.
+        ``in_place`` gives it away: without gradients they turn q and k where they lie. Hooks on
+        this module do not see it.
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         heads = self.method.num_heads
@@ -154,6 +156,7 @@ class RotaryEmbedding(nn.Module):
             positions,
             self.angles() if angles is None else angles,
             key_heads=heads,
+            in_place=in_place,
             backend=self.backend,
             num_prefix_tokens=prefix,
             channel_order=self.channel_order,

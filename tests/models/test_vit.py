@@ -269,3 +269,47 @@ def test_the_kernels_serve_the_model_compiled_too(position):
     with torch.no_grad():
         torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-5)
     torch.compiler.reset()
+
+
+def test_a_frozen_block_wants_no_gradient():
+    """Angles that train must not be stacked with angles that do not."""
+    model = nano("comrope-ld", depth=2)
+    model.requires_grad_(False)
+    model.blocks[1].requires_grad_(True)
+    outputs = []
+    model.blocks[0].register_forward_hook(lambda *call: outputs.append(call[2]))
+    model(torch.randn(2, 1, 12, 12)).sum().backward()
+    assert not outputs[0].requires_grad
+    assert model.blocks[1].attn.rope.method.P.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("where", ["block", "rope"])
+def test_parameters_that_hooks_fetch_are_not_asked_for_before(where):
+    """As sharding and offloading do: empty until the module is called."""
+    model, plain = nano("comrope-ld", depth=2), nano("comrope-ld", depth=2)
+    model.load_state_dict(plain.state_dict())
+    for block in model.blocks:
+        parameter = block.attn.rope.method.P
+        whole, parameter.data = parameter.data, torch.empty(0)
+
+        def fetch(*_, parameter=parameter, whole=whole):
+            parameter.data = whole
+
+        (block if where == "block" else block.attn.rope).register_forward_pre_hook(fetch)
+    x = torch.randn(2, 1, 12, 12)
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_who_keeps_the_projection_keeps_it_as_it_was():
+    model = nano("comrope-ld", depth=1, backend="triton").eval()
+    kept = []
+    model.blocks[0].attn.qkv.register_forward_hook(lambda *call: kept.append((call[1], call[2])))
+    with torch.no_grad():
+        model(torch.randn(2, 1, 12, 12))
+        (given,), output = kept[0]
+        torch.testing.assert_close(output, nn.functional.linear(given, *_weights(model)))
+
+
+def _weights(model):
+    qkv = model.blocks[0].attn.qkv
+    return qkv.weight, qkv.bias

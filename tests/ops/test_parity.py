@@ -7,6 +7,7 @@ import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients, set_frequencies
 
 from comrope.analysis import scores
+from comrope.ops import line
 
 SIZES = [(b, n) for b in (2, 3, 4, 8, 16) for n in (1, 2, 3, 4)]
 FROM_MATRICES = ("comrope-ap", "comrope-ld")
@@ -187,3 +188,31 @@ def test_scores_do_not_depend_on_the_backend_in_float32(commuting):
     expected = scores(rope, q, k, positions)
     rope.backend = "spectral"
     assert relative_error(scores(rope, q, k, positions), expected) <= 1e-5
+
+
+def test_sums_that_may_run_in_tf32_are_not_divided_by_small_gaps(monkeypatch):
+    """As on a GPU that was allowed to: the gradient of small angles stays good to a percent."""
+    rope = make("comrope-ld", block_size=8)
+    set_frequencies(rope, 0.02 * torch.tensor([1.0, 1.1, 0.7, 0.2]))
+    q, k = queries_and_keys(rope, tokens=50)
+    positions = torch.rand(50, 2, dtype=torch.float64)
+    expected = scores_and_gradients(rope, q, k, positions, "reference")["method.P"]
+    outer = line._outer
+
+    def in_tf32(grad, x):
+        def rounded(t):
+            return ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+        return outer(rounded(grad.contiguous()), rounded(x.contiguous()))
+
+    monkeypatch.setattr(line, "_outer", in_tf32)
+    rope.float()
+    single = [x.detach().float().requires_grad_() for x in (q, k)]
+
+    def error():
+        got = scores_and_gradients(rope, *single, positions.float(), "spectral")["method.P"]
+        return relative_error(got.double(), expected)
+
+    without = error()
+    monkeypatch.setattr(line, "_noise_of_sums", lambda like: 5e-4)
+    assert error() < 0.01 < without

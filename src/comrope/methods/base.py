@@ -142,12 +142,12 @@ class Method(nn.Module):
 def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
     """The angles of several layers, worked out at once: layers beside each other, as heads are.
 
-    Small matrices in many small batches leave a GPU idle. None if they cannot: layers that differ,
-    or whose parameters are not at hand here (sharded over processes), go one by one.
+    Small matrices in many small batches leave a GPU idle. None if they cannot be: layers that
+    differ, that live on several devices or whose parameters are not whole (sharded) go one by one.
     """
-    first, shapes = methods[0], methods[0].shapes()
-    if not all(_joins(first, method) for method in methods):
+    if not methods or not all(_joins(methods[0], method) for method in methods):
         return None
+    first, shapes = methods[0], methods[0].shapes()
     if not shapes:
         return [first.angles()] * len(methods)
     parameters = {}
@@ -162,12 +162,20 @@ def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
 
 
 def _joins(first: Method, method: Method) -> bool:
-    parameters = [getattr(method, name) for name in method.shapes()]
-    theirs = [getattr(first, name) for name in first.shapes()]
-    return first.same_kind(method) and all(
-        type(p) is nn.Parameter and p.dtype == q.dtype and p.device == q.device
-        for p, q in zip(parameters, theirs, strict=True)
-    )
+    """Whether both can be stacked; a frozen layer is not, or its input would want a gradient."""
+    if not first.same_kind(method):
+        return False
+    places = [
+        [tensor.device for tensor in (*each.parameters(), *each.buffers())]
+        for each in (first, method)
+    ]
+    for name, shape in method.shapes().items():
+        mine, other = getattr(method, name), getattr(first, name)
+        if type(mine) is not nn.Parameter or tuple(mine.shape) != shape:
+            return False
+        if mine.dtype != other.dtype or mine.requires_grad != other.requires_grad:
+            return False
+    return places[0] == places[1]
 
 
 def skew_part(matrix: Tensor) -> Tensor:

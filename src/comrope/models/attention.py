@@ -24,10 +24,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, angles: Angles | None = None) -> Tensor:
         """x (B, T, C) at positions (T, N) or (B, T, N); ``angles`` if known, those of ``rope``."""
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
-        if self.rope is None:
+        if self.rope is None or self.rope._forward_hooks or self.rope._forward_pre_hooks:
             q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
+            if self.rope is not None:  # called, so that its hooks are
+                q, k = self.rope(q, k, positions, angles=angles)
         else:
-            q, k, v = self.rope.packed(qkv, positions, angles=angles)
+            in_place = not self.qkv._forward_hooks  # who looks at the projection may have kept it
+            q, k, v = self.rope.packed(qkv, positions, angles=angles, in_place=in_place)
         x = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.proj(x.transpose(1, 2).flatten(2))
 

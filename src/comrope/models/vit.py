@@ -5,8 +5,8 @@ Shapes: B batch, T patches, N axes, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from timm.layers import trunc_normal_
@@ -175,10 +175,20 @@ class ViT(nn.Module):
         return self.norm(x)
 
     def _angles(self) -> list[Angles] | list[None]:
-        """The angles of all blocks, worked out at once."""
-        methods = [rope.method for rope in rotary_modules(self.blocks).values()]
-        joint = joint_angles(methods) if len(methods) == len(self.blocks) else None
-        return joint or [None] * len(self.blocks)
+        """The angles of all blocks, worked out at once: unless parameters are fetched by hooks when
+        a block is called (sharded, offloaded), for then they are not here.
+        """
+        alone: list[None] = [None] * len(self.blocks)
+        methods = []
+        for block in cast(Iterable[Block], self.blocks):
+            rope = block.attn.rope
+            if rope is None:
+                return alone
+            for module in (block, block.attn, rope, rope.method):
+                if module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+                    return alone
+            methods.append(rope.method)
+        return joint_angles(methods) or alone
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""

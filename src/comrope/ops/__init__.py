@@ -64,12 +64,13 @@ def rotate_packed(
     angles: Angles,
     *,
     key_heads: int,
+    in_place: bool = False,
     backend: str = "auto",
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take q, k and v out of one tensor (B, T, H (G + 2), D), q and k rotated; options as above.
 
-    ``qkv`` is used up: where no gradient is wanted, a kernel may turn q and k where they lie.
+    ``in_place``: qkv is given away; where no gradient is wanted, a kernel turns q and k in it.
     """
     parts = [qkv.shape[2] - 2 * key_heads, key_heads, key_heads]
     q, k, v = (x.transpose(1, 2) for x in qkv.split(parts, dim=2))
@@ -79,7 +80,8 @@ def rotate_packed(
         from comrope.ops.kernels.entry import rotate_packed_on_gpu
 
         prefix = options.get("num_prefix_tokens", 0)
-        return rotate_packed_on_gpu(qkv, key_heads, positions, angles, prefix, order == "half")
+        halves = order == "half"
+        return rotate_packed_on_gpu(qkv, key_heads, positions, angles, prefix, halves, in_place)
     return *rotate(q, k, positions, angles, backend=chosen, **options), v
 
 

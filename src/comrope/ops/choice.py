@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from comrope.angles import (
     skew_spectrum,
     spectrum_by_eigh,
 )
-from comrope.precision import compute_dtype
+from comrope.precision import compute_dtype, settled_when_compiled
 
 __all__ = ["BACKENDS", "Choice", "choose_backend"]
 
@@ -105,13 +104,7 @@ def _spectrum_on_gpu(skew: Tensor) -> tuple[Tensor, Tensor]:
     return spectrum_by_eigh(skew)
 
 
-def _constant(function: Callable[..., str | None]) -> Callable[..., str | None]:
-    """``torch.compiler.assume_constant_result``, which would load the compiler here and now."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_constant
+@settled_when_compiled
 def _software_obstacle() -> str | None:
     try:
         import triton
@@ -132,9 +125,12 @@ def _tensor_obstacle(
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
         return "its kernels know no function transforms (vmap, jvp, second derivatives)"
     parts = [part for part in angles if isinstance(part, Tensor)]
+    parts += getattr(angles, "known", None) or ()
     wide = compute_dtype(q, k, positions, *parts)
     if wide != torch.float32:
         return f"its kernels compute in float32, and these tensors ask for {wide}"
+    if any(x.device != q.device for x in (k, positions, *parts)):
+        return "q, k, positions and angles are not all on one device"
     if q.dtype != k.dtype:
         return f"q and k differ in dtype, {q.dtype} and {k.dtype}"
     if q.device.type == "cuda":
@@ -144,7 +140,7 @@ def _tensor_obstacle(
     return f"the tensors are on {q.device.type}, and its kernels run on an NVIDIA GPU"
 
 
-@_constant
+@settled_when_compiled
 def _gpu_obstacle(index: int | None) -> str | None:
     found = torch.cuda.get_device_capability(index)
     if found < OLDEST_GPU or torch.version.hip:

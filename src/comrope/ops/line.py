@@ -28,8 +28,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from comrope.angles import Line, skew_spectrum
-from comrope.ops.spectral import change_basis, phases, rotate_planes, rotate_torus
-from comrope.precision import no_autocast
+from comrope.ops.spectral import (
+    change_basis,
+    phases,
+    rotate_planes,
+    rotate_torus,
+    small_product,
+)
+from comrope.precision import no_autocast, tf32_allowed
 
 __all__ = ["rotate_line", "skew_gradient"]
 
@@ -88,8 +94,8 @@ class _RotateAlongLine(torch.autograd.Function):
             if ctx.needs_input_grad[2]:
                 by_block = _by_block(scale[..., None])
                 sums = _sums_over_tokens(before, grad_before, after, grad_after, by_block)
-                eps = torch.finfo(basis.dtype).eps
-                grad_skew = basis @ skew_gradient(*sums, frequencies, eps) @ basis.mT
+                inner = skew_gradient(*sums, frequencies, _noise_of_sums(basis))
+                grad_skew = small_product(small_product(basis, inner), basis.mT)
         grads = (grad_x, grad_scale, grad_skew)
         if torch.is_grad_enabled():
             grads = _NoSecondDerivative.apply(*grads, grad, scale, skew)
@@ -115,6 +121,14 @@ class _NoSecondDerivative(torch.autograd.Function):
             "comrope: the spectral backend has no second derivative for 'comrope-ap', "
             "'comrope-ld' and one-axis 'liere'; use backend='reference', which has"
         )
+
+
+def _noise_of_sums(like: Tensor) -> float:
+    """What the sums over tokens are good to: those are matrix products, and a GPU may have been
+    allowed to run them in TF32.
+    """
+    in_tf32 = like.dtype == torch.float32 and like.device.type == "cuda" and tf32_allowed()
+    return 5e-4 if in_tf32 else torch.finfo(like.dtype).eps
 
 
 def _by_block(x: Tensor) -> Tensor:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from comrope.angles import Torus
 
-__all__ = ["change_basis", "phases", "rotate_planes", "rotate_torus", "sum_over_axes"]
+__all__ = [
+    "change_basis",
+    "phases",
+    "rotate_planes",
+    "rotate_torus",
+    "small_product",
+    "sum_over_axes",
+]
 
 
 def sum_over_axes(x: Tensor, w: Tensor) -> Tensor:
@@ -47,6 +54,11 @@ def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         dim=-1,
     ).flatten(-2)
     return turned if x.shape[-1] % 2 == 0 else torch.cat((turned, x[..., -1:]), dim=-1)
+
+
+def small_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b for small matrices (..., b, b), number by number: never in TF32."""
+    return (a[..., :, :, None] * b[..., None, :, :]).sum(-2)
 
 
 def change_basis(x: Tensor, basis: Tensor) -> Tensor:

@@ -27,7 +27,13 @@ def rotate_on_gpu(
 
 
 def rotate_packed_on_gpu(
-    qkv: Tensor, key_heads: int, positions: Tensor, angles: Angles, prefix: int, halves: bool
+    qkv: Tensor,
+    key_heads: int,
+    positions: Tensor,
+    angles: Angles,
+    prefix: int,
+    halves: bool,
+    in_place: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``comrope.ops.rotate_packed``."""
     with no_autocast(qkv.device):
@@ -36,7 +42,8 @@ def rotate_packed_on_gpu(
             return *_rotate_free(q, k, positions, angles, prefix), v  # type: ignore[return-value]
         prepared = _prepare(positions, angles)
         wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted):
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
+        if learns or not in_place:
             return fused.rotate_packed(qkv, *prepared, prefix, halves)
         if qkv.stride(-1) != 1 or 0 in qkv.stride():  # not every number has a place of its own
             qkv = qkv.contiguous()
@@ -54,7 +61,8 @@ def _prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
     if isinstance(angles, Line) and angles.skew.shape[-1] == 2:
         angles = angles.plane()
     if isinstance(angles, Line):
-        basis, planes = angles.with_spectrum().known  # type: ignore[misc]
+        known = angles.with_spectrum().known
+        basis, planes = (part.float().contiguous() for part in known)  # type: ignore[union-attr]
         skew, direction = angles.skew.float(), angles.direction.float().contiguous()
         frequencies = direction.detach()[..., None] * planes
         return positions, frequencies, basis, skew, direction, planes, skew.shape[-1]

@@ -27,6 +27,7 @@ from comrope.ops.kernels.launch import (
     turn_back,
 )
 from comrope.ops.line import skew_gradient
+from comrope.ops.spectral import small_product
 from comrope.precision import no_autocast
 
 __all__ = ["rotate", "rotate_packed", "rotate_packed_"]
@@ -169,13 +170,13 @@ def _angle_gradients(
     wants_positions, wants_frequencies, wants_basis, wants_skew, wants_direction, _ = ctx.wants
     of_positions = of_frequencies = of_basis = of_skew = of_direction = None
     if wants_positions:
-        of_positions = _fit(pulls.view(k.shape[0], k.shape[2], -1), positions)
+        of_positions = _fit(pulls.view(k.shape[0], k.shape[2], positions.shape[-1]), positions)
     if any(ctx.wants[1:]):
         axes, count, size = frequencies.shape[0], frequencies.shape[3], ctx.block_size
         turns, matrices = sums.split((axes * count, sums.shape[-1] - axes * count), dim=-1)
         of_frequencies = turns.unflatten(-1, (axes, count)).movedim(-2, 0)
     if wants_basis:
-        of_basis = basis @ matrices.unflatten(-1, (size, size)).mT
+        of_basis = small_product(basis, matrices.unflatten(-1, (size, size)).mT)
     if wants_direction:
         of_direction = (of_frequencies * planes).sum(-1)  # type: ignore[operator]
     if wants_skew:
@@ -186,7 +187,7 @@ def _angle_gradients(
             chord.unflatten(-1, (size, size)), limit.unflatten(-1, (size, size)),
             weight.sum(-1), cubes.sum(-1), planes, noise,
         )  # fmt: skip
-        of_skew = basis @ inner @ basis.mT
+        of_skew = small_product(small_product(basis, inner), basis.mT)
     of_frequencies = of_frequencies if wants_frequencies else None
     return of_positions, of_frequencies, of_basis, of_skew, of_direction, None
 

@@ -75,10 +75,12 @@ def row_offsets(row, tokens, head, strides, FLAT: tl.constexpr):
     ``FLAT``: samples follow each other as tokens do, so that no row need be taken apart.
     """
     if FLAT:
-        return row.to(tl.int64) * strides[2] + head * strides[1]
-    sample = row // tokens
-    token = (row - sample * tokens).to(tl.int64)
-    return sample.to(tl.int64) * strides[0] + head * strides[1] + token * strides[2]
+        offset = row.to(tl.int64) * strides[2]
+    else:
+        sample = row // tokens
+        token = (row - sample * tokens).to(tl.int64)
+        offset = sample.to(tl.int64) * strides[0] + token * strides[2]
+    return offset + head.to(tl.int64) * strides[1]
 
 
 @triton.jit
@@ -242,7 +244,8 @@ def product(a, b, PRECISION: tl.constexpr):
     """a @ b, in float32 or with operands in TF32: rounded first, hardware would cut bits off."""
     if PRECISION == "ieee":
         return tl.dot(a, b, input_precision="ieee")
-    return tl.dot(_rounded(a), _rounded(b), input_precision="tf32")
+    else:
+        return tl.dot(_rounded(a), _rounded(b), input_precision="tf32")
 
 
 @triton.jit
@@ -259,10 +262,11 @@ def add_outer(
     b = _grouped(b, ROWS, COLUMNS, SIDE, PARTS)
     if PRECISION == "bf16":
         return tl.dot(tl.permute(a.to(tl.bfloat16), (0, 2, 1)), b.to(tl.bfloat16), sums)
-    if PRECISION == "tf32":
+    elif PRECISION == "tf32":
         a = tl.permute(_rounded(a), (0, 2, 1))
         return tl.dot(a, _rounded(b), sums, input_precision="tf32")
-    return tl.dot(tl.permute(a, (0, 2, 1)), b, sums, input_precision="ieee")
+    else:
+        return tl.dot(tl.permute(a, (0, 2, 1)), b, sums, input_precision="ieee")
 
 
 @triton.jit
@@ -275,6 +279,7 @@ def _grouped(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIDE: tl.constexpr, P
 
 @triton.jit
 def _rounded(x):
-    """To the ten bits that TF32 keeps."""
+    """To the ten bits that TF32 keeps. NaN stays: its bits would overflow into a zero."""
     bits = x.to(tl.int32, bitcast=True)
-    return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
