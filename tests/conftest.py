@@ -4,13 +4,12 @@ import os
 
 import pytest
 import torch
+from helpers import COMMUTING
 
 from comrope import METHODS
 
 if not torch.cuda.is_available():  # before triton is imported: its kernels run interpreted then
     os.environ["TRITON_INTERPRET"] = "1"
-
-COMMUTING = tuple(name for name in METHODS if name != "liere")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ import comrope
 from comrope.analysis import scores
 from comrope.angles import plane_generators
 
+COMMUTING = tuple(name for name in comrope.METHODS if name != "liere")
+
 
 def make(method: str, **options: Any) -> comrope.RotaryEmbedding:
     """A small embedding: 2 key heads, blocks of 4 that 1 to 4 axes can share, float64."""

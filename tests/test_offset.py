@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import COMMUTING
-from helpers import make
+from helpers import COMMUTING, make
 
 import comrope
 from comrope.analysis import offset_sensitivity

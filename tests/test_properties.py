@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import COMMUTING
-from helpers import make, queries_and_keys
+from helpers import COMMUTING, make, queries_and_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
