@@ -181,8 +181,8 @@ class ViT(nn.Module):
         alone: list[None] = [None] * len(self.blocks)
         methods = []
         for block in cast(Iterable[Block], self.blocks):
-            rope = block.attn.rope
-            if rope is None:
+            rope = getattr(block.attn, "rope", None)
+            if not isinstance(rope, RotaryEmbedding):
                 return alone
             for module in (block, block.attn, rope, rope.method):
                 if module._forward_pre_hooks or hasattr(module, "_hf_hook"):
