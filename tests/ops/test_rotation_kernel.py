@@ -66,14 +66,15 @@ def test_every_start(name, init):
     [(2, 32, 1), (2, 48, 3), (3, 15, 1), (4, 72, 2), (6, 48, 2), (8, 80, 1), (8, 96, 3),
      (16, 128, 2), (32, 256, 2), (64, 64, 1), (4, 64, 4)],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
-def test_every_size(name, block_size, head_dim, num_axes):
-    rope = make(name, num_heads=1, block_size=block_size, head_dim=head_dim, num_axes=num_axes)
+def test_every_size(block_size, head_dim, num_axes):
+    """Of the method that asks most of the kernels; others meet random shapes below."""
+    rope = make(
+        "comrope-ld", num_heads=1, block_size=block_size, head_dim=head_dim, num_axes=num_axes
+    )
     assert_parity(rope, torch.rand(6, num_axes), within=4e-6)
 
 
-@pytest.mark.parametrize("order", ["heads", "tokens"])
-@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize(("per_sample", "order"), [(False, "heads"), (True, "tokens")])
 @pytest.mark.parametrize("name", KERNEL_METHODS)
 def test_groups_strides_and_positions(name, per_sample, order):
     rope = make(name, block_size=4, head_dim=24)
@@ -104,7 +105,7 @@ def test_prefix_tokens_and_channel_orders(name, given_rows, channel_order):
     per_sample=st.booleans(),
     name=st.sampled_from(["rope-mixed", "comrope-ld", "comrope-torus"]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_random_shapes(block_size, blocks, heads, groups, batch, tokens, axes, per_sample, name):
     rope = make(
         name, num_heads=heads, block_size=block_size, head_dim=block_size * blocks, num_axes=axes
