@@ -28,8 +28,8 @@ SHAPES: dict[str, dict[str, int]] = {
 METHODS = ("rope-mixed", "comrope-torus", "comrope-ld")
 CUTS = {
     "columns": (16, 32, 64),
-    "tile": (1024, 2048, 4096),
-    "warps": (2, 4, 8),
+    "tile": (2048, 4096),
+    "warps": (4, 8),
     "programs": (1024, 4096),
 }
 

@@ -283,14 +283,16 @@ def test_a_frozen_block_wants_no_gradient():
     assert model.blocks[1].attn.rope.method.P.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("before", ["empty", "stale"])
 @pytest.mark.parametrize("where", ["block", "rope"])
-def test_parameters_that_hooks_fetch_are_not_asked_for_before(where):
-    """As sharding and offloading do: empty until the module is called."""
+def test_parameters_that_hooks_fetch_are_not_asked_for_before(where, before):
+    """As sharding and offloading do: empty, or not the ones, until the module is called."""
     model, plain = nano("comrope-ld", depth=2), nano("comrope-ld", depth=2)
     model.load_state_dict(plain.state_dict())
     for block in model.blocks:
         parameter = block.attn.rope.method.P
-        whole, parameter.data = parameter.data, torch.empty(0)
+        whole = parameter.data
+        parameter.data = torch.empty(0) if before == "empty" else torch.zeros_like(whole)
 
         def fetch(*_, parameter=parameter, whole=whole):
             parameter.data = whole

@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from comrope.ops.kernels import launch, rotation, rotation_back
-from comrope.ops.kernels.fused import unpack
 from comrope.ops.kernels.launch import Heads, Turning
+from comrope.ops.layout import unpack
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 ALIGNED = [["tt.divisibility", 16]]
@@ -85,9 +85,9 @@ def compile_both(
     launch.rotate_back_kernel = Compiled(rotation_back.rotate_back_kernel, f"{label} backward")
     with torch.device("meta"):
         qkv = torch.empty(batch, tokens, heads * (group + 2), dim, dtype=dtype)
-        given = unpack(qkv, heads)
+        given = Heads(*unpack(qkv, heads))
         out = Heads(*map(launch.empty_like_order, given))
-        back = unpack(torch.empty_like(qkv), heads)
+        back = Heads(*unpack(torch.empty_like(qkv), heads))
         if not packed:
             given, out, back = (x._replace(v=None) for x in (given, out, back))
         size = 2 if kind == "planes" else size

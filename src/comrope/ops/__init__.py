@@ -7,10 +7,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import pad
 
 from comrope.angles import Angles, Line, Torus, block_size_of
 from comrope.ops.choice import BACKENDS, Choice, choose_backend
+from comrope.ops.layout import (
+    at_every_token,
+    halves_to_neighbours,
+    neighbours_to_halves,
+    to_blocks,
+    unpack,
+)
 from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
 from comrope.ops.spectral import rotate_torus
@@ -47,14 +53,12 @@ def rotate(
         from comrope.ops.kernels.entry import rotate_on_gpu
 
         return rotate_on_gpu(q, k, positions, angles, num_prefix_tokens, channel_order == "half")
-    if num_prefix_tokens:  # R(0) = I
-        positions = positions[..., positions.shape[-2] - (q.shape[2] - num_prefix_tokens) :, :]
-        positions = pad(positions, (0, 0, num_prefix_tokens, 0))
+    positions = at_every_token(positions, q.shape[2], num_prefix_tokens)
     if channel_order == "half":
-        q, k = _halves_to_neighbours(q), _halves_to_neighbours(k)
+        q, k = halves_to_neighbours(q), halves_to_neighbours(k)
     q, k = _rotate_neighbours(q, k, positions, angles, chosen)
     if channel_order == "half":
-        q, k = _neighbours_to_halves(q), _neighbours_to_halves(k)
+        q, k = neighbours_to_halves(q), neighbours_to_halves(k)
     return q, k
 
 
@@ -72,8 +76,7 @@ def rotate_packed(
 
     ``in_place``: qkv is given away; where no gradient is wanted, a kernel turns q and k in it.
     """
-    parts = [qkv.shape[2] - 2 * key_heads, key_heads, key_heads]
-    q, k, v = (x.transpose(1, 2) for x in qkv.split(parts, dim=2))
+    q, k, v = unpack(qkv, key_heads)
     order = options.get("channel_order", "interleaved")
     chosen = choose_backend(angles, backend, q, k, positions, order).backend
     if chosen == "triton":
@@ -91,7 +94,7 @@ def _rotate_neighbours(
     """With neighbouring channels as planes and a position for every token."""
     dtype = compute_dtype(q, k, positions, *(part for part in angles if isinstance(part, Tensor)))
     block_size = block_size_of(angles)
-    q_blocks, k_blocks = (_to_blocks(x, k.shape[1], block_size) for x in (q, k))
+    q_blocks, k_blocks = (to_blocks(x, k.shape[1], block_size) for x in (q, k))
     positions, angles = positions.to(dtype), angles.to(dtype)
     with no_autocast(q.device):
         if backend == "spectral" and isinstance(angles, Torus):
@@ -101,17 +104,3 @@ def _rotate_neighbours(
         else:
             out = rotate_reference(q_blocks, k_blocks, positions, angles.matrices())
     return out[0].reshape(q.shape).to(q.dtype), out[1].reshape(k.shape).to(k.dtype)
-
-
-def _to_blocks(x: Tensor, heads: int, block_size: int) -> Tensor:
-    """(B, H G, T, D) to (B, H, G, T, m, b)."""
-    return x.unflatten(-1, (-1, block_size)).unflatten(1, (heads, -1))
-
-
-def _halves_to_neighbours(x: Tensor) -> Tensor:
-    """Channels (c, c + D/2) to (2c, 2c + 1)."""
-    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-
-
-def _neighbours_to_halves(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from comrope.angles import Angles, Free, Line, Torus
 from comrope.ops.kernels import fused
 from comrope.ops.kernels.free import rotate_free
+from comrope.ops.layout import at_every_token, unpack
 from comrope.precision import no_autocast
 
 __all__ = ["rotate_on_gpu", "rotate_packed_on_gpu"]
@@ -38,8 +38,8 @@ def rotate_packed_on_gpu(
     """As ``comrope.ops.rotate_packed``."""
     with no_autocast(qkv.device):
         if isinstance(angles, Free):
-            q, k, v = fused.unpack(qkv, key_heads)
-            return *_rotate_free(q, k, positions, angles, prefix), v  # type: ignore[return-value]
+            q, k, v = unpack(qkv, key_heads)
+            return *_rotate_free(q, k, positions, angles, prefix), v
         prepared = _prepare(positions, angles)
         wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
@@ -49,7 +49,7 @@ def rotate_packed_on_gpu(
             qkv = qkv.contiguous()
         positions, frequencies, basis, _, _, _, size = prepared
         fused.rotate_packed_(qkv, positions, frequencies, basis, size, prefix, halves)
-        return fused.unpack(qkv, key_heads)  # type: ignore[return-value]
+        return unpack(qkv, key_heads)
 
 
 def _prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
@@ -76,8 +76,5 @@ def _prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
 def _rotate_free(
     q: Tensor, k: Tensor, positions: Tensor, angles: Free, prefix: int
 ) -> tuple[Tensor, Tensor]:
-    positions = positions.float()
-    if prefix:  # exp(0) = I
-        positions = positions[..., positions.shape[-2] - (q.shape[2] - prefix) :, :]
-        positions = pad(positions, (0, 0, prefix, 0))
+    positions = at_every_token(positions.float(), q.shape[2], prefix)
     return rotate_free(q, k, positions, angles.skew.float())

@@ -26,6 +26,7 @@ from comrope.ops.kernels.launch import (
     turn,
     turn_back,
 )
+from comrope.ops.layout import unpack
 from comrope.ops.line import skew_gradient
 from comrope.ops.spectral import small_product
 from comrope.precision import no_autocast
@@ -86,7 +87,7 @@ def rotate_packed(
     block_size: int, prefix: int, halves: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """qkv (B, T, H (G + 2), D) to rotated q, rotated k and v, in tensors of their own."""
-    heads = unpack(qkv, frequencies.shape[1])
+    heads = Heads(*unpack(qkv, frequencies.shape[1]))
     out = Heads(*map(empty_like_order, heads))  # type: ignore[arg-type]
     with torch.cuda.device_of(qkv):
         turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), out)
@@ -95,7 +96,7 @@ def rotate_packed(
 
 @rotate_packed.register_fake
 def _(qkv, positions, frequencies, *_):
-    return tuple(map(empty_like_order, unpack(qkv, frequencies.shape[1])))  # type: ignore[arg-type]
+    return tuple(map(empty_like_order, unpack(qkv, frequencies.shape[1])))
 
 
 @torch.library.custom_op("comrope::rotate_packed_backward", mutates_args=())
@@ -110,7 +111,7 @@ def rotate_packed_backward(
         sums, pulls = turn_back(
             Heads(q, k), Heads(q_grad, k_grad, v_grad),
             Turning(positions, frequencies, basis, block_size, prefix, halves),
-            unpack(packed, k.shape[1]),
+            Heads(*unpack(packed, k.shape[1])),
             direction=direction, wants_sums=wants_sums, wants_positions=wants_positions,
         )  # fmt: skip
     return packed, sums, pulls
@@ -127,15 +128,9 @@ def rotate_packed_(
     block_size: int, prefix: int, halves: bool,
 ) -> None:  # fmt: skip
     """The q and k of qkv (B, T, H (G + 2), D) rotated where they lie."""
-    heads = unpack(qkv, frequencies.shape[1])._replace(v=None)
+    heads = Heads(*unpack(qkv, frequencies.shape[1])[:2])
     with torch.cuda.device_of(qkv):
         turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), heads)
-
-
-def unpack(qkv: Tensor, key_heads: int) -> Heads:
-    """Views (B, heads, T, D) of q, k and v."""
-    parts = [qkv.shape[2] - 2 * key_heads, key_heads, key_heads]
-    return Heads(*(x.transpose(1, 2) for x in qkv.split(parts, dim=2)))
 
 
 def _empty_packed(q: Tensor, k: Tensor) -> Tensor:
