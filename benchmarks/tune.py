@@ -4,90 +4,150 @@
     python benchmarks/tune.py --shape llama
 
 Every cut is checked against the spectral path first, and one that disagrees shows no speed. Times
-are medians; the share is that of the copy bandwidth measured in the same run, for the bytes that
-must move. What wins here goes into `src/comrope/ops/kernels/launch.py`.
+are medians of the device alone; the share is that of the copy bandwidth measured in the same run,
+for the bytes that must move. What wins goes into `src/comrope/ops/kernels/launch.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from triton.testing import do_bench
 
 import comrope
+from comrope.experiments.timing import time_in_turns
 from comrope.ops.kernels import launch
+from comrope.ops.kernels.entry import _prepare
+from comrope.ops.kernels.launch import Heads, Turning
+from comrope.ops.layout import unpack
 
+DEVICE = torch.device("cuda")
 SHAPES: dict[str, dict[str, int]] = {
     "vit": {"batch": 128, "tokens": 197, "heads": 12, "group": 1, "dim": 64, "axes": 2},
     "llama": {"batch": 1, "tokens": 8192, "heads": 8, "group": 4, "dim": 128, "axes": 1},
 }
 METHODS = ("rope-mixed", "comrope-torus", "comrope-ld")
-CUTS = {
-    "columns": (16, 32, 64),
-    "tile": (2048, 4096),
-    "warps": (4, 8),
-    "programs": (1024, 4096),
-}
 
 
-def settle(columns: int, tile: int, warps: int, programs: int) -> None:
-    """Cut every kernel so."""
-    launch.COLUMNS = launch.COLUMNS_WITH_BASIS = launch.COLUMNS_OF_LINE = columns
-    launch.TILE, launch.WARPS = tile, warps
-    launch.FORWARD_PROGRAMS = launch.BACKWARD_PROGRAMS = programs
+class Cut(NamedTuple):
+    columns: int
+    tile: int
+    warps: int
+    programs: int
+    stages: int = 1
+
+    def settle(self) -> None:
+        """Cut every kernel so."""
+        launch.COLUMNS = launch.COLUMNS_WITH_BASIS = launch.COLUMNS_OF_LINE = self.columns
+        launch.TILE, launch.WARPS, launch.STAGES = self.tile, self.warps, self.stages
+        launch.FORWARD_PROGRAMS = launch.BACKWARD_PROGRAMS = self.programs
+
+
+CUTS = [
+    *itertools.starmap(Cut, itertools.product((16, 32, 64), (1024, 2048, 4096), (4, 8), (2112,))),
+]
+
+
+def variations(best: Cut) -> list[Cut]:
+    """What does not change the shape of a tile."""
+    programs = [best._replace(programs=n) for n in (528, 1056, 4224, 16896)]
+    return [*programs, best._replace(stages=2), best._replace(stages=3), best._replace(warps=2)]
 
 
 class Layer:
-    """The packed rotation of one attention layer."""
+    """The packed rotation of one attention layer, and its way back with all gradients."""
 
     def __init__(self, method: str, shape: dict[str, int]) -> None:
         torch.manual_seed(0)
         self.rope = comrope.RotaryEmbedding(
             method, num_heads=shape["heads"], head_dim=shape["dim"], num_axes=shape["axes"],
-            device="cuda",
+            device=DEVICE,
         )  # fmt: skip
         heads = shape["heads"] * (shape["group"] + 2)
         size = (shape["batch"], shape["tokens"], heads, shape["dim"])
-        self.qkv = torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        self.positions = torch.rand(*size[:2], shape["axes"], device="cuda")
+        self.qkv = torch.randn(size, device=DEVICE, dtype=torch.bfloat16)
+        self.positions = torch.rand(*size[:2], shape["axes"], device=DEVICE)
+        with torch.no_grad():
+            positions, frequencies, basis, _, self.direction, self.planes, size = _prepare(
+                self.positions, self.rope.angles()
+            )
+        self.turning = Turning(positions, frequencies, basis, size, 0, False)
+        self.given = Heads(*unpack(self.qkv, shape["heads"]))
+        self.out = Heads(*map(launch.empty_like_order, self.given))
+        self.grads = Heads(*map(torch.randn_like, self.out))
+        self.packed = torch.empty_like(self.qkv)
+        self.back = Heads(*unpack(self.packed, shape["heads"]))
         # Forward: everything once in and once out. Backward: also the rotated q and k in.
-        self.bytes_forward = 2 * self.qkv.nbytes
         turned = (shape["group"] + 1) / (shape["group"] + 2)
-        self.bytes_backward = int((2 + turned) * self.qkv.nbytes)
+        self.bytes = {"forward": 2 * self.qkv.nbytes, "backward": (2 + turned) * self.qkv.nbytes}
 
-    def forward(self, backend: str) -> tuple[Tensor, ...]:
-        self.rope.backend = backend
-        return self.rope.packed(self.qkv, self.positions)
+    def forward(self) -> list[Tensor]:
+        launch.turn(self.given, self.turning, self.out)
+        return list(self.out)
 
-    def gradients(self, backend: str) -> list[Tensor]:
-        q, k, v = self.forward(backend)
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        wanted = [self.qkv, *self.rope.parameters()]
-        return [out.float(), *torch.autograd.grad(out.float().square().sum(), wanted)]
+    def backward(self) -> list[Tensor]:
+        angles = launch.turn_back(
+            self.out, self.grads, self.turning, self.back,
+            direction=self.direction, planes=self.planes, wants_angles=True, wants_positions=False,
+        )  # fmt: skip
+        return [self.packed, *angles]
+
+    def expected(self) -> dict[str, list[Tensor]]:
+        """By the spectral path, of the same tensors."""
+        self.rope.backend = "spectral"
+        qkv = self.qkv.clone().requires_grad_()
+        angles = self.rope.angles()
+        parts = [x for x in angles if isinstance(x, Tensor)]
+        if self.direction is not None:
+            parts = [angles.direction, angles.skew]
+        elif self.turning.basis is not None:
+            parts = [angles.frequencies, angles.basis]
+        out = self.rope.packed(qkv, self.positions, angles=angles)
+        grads = torch.autograd.grad(out, [qkv, *parts], self.grads)
+        return {"forward": list(out), "backward": list(grads)}
 
 
-def error_of(layer: Layer, expected: list[Tensor]) -> float:
-    got = layer.gradients("triton")
-    pairs = zip(got, expected, strict=True)
-    return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
+def error_of(got: list[Tensor], expected: list[Tensor]) -> float:
+    there = [x.detach().float() for x in got if x.numel()]
+    pairs = zip(there, (x.detach().float() for x in expected), strict=True)
+    return max(float((a - b.view(a.shape)).norm() / b.norm()) for a, b in pairs)
 
 
-def times_of(layer: Layer) -> tuple[float, float]:
-    """Median milliseconds of the forward pass, and of the backward pass with every gradient."""
-    forward = do_bench(lambda: layer.forward("triton"), return_mode="median")
-    rotated = layer.forward("triton")
-    grads = [torch.randn_like(x) for x in rotated]
-    wanted = [layer.qkv, *layer.rope.parameters()]
+def milliseconds(call: Callable[[], object]) -> float:
+    return time_in_turns({"": call}, DEVICE, rounds=7, queued=True)[""].ms
 
-    def backward() -> Any:
-        return torch.autograd.grad(rotated, wanted, grads, retain_graph=True)
 
-    return forward, do_bench(backward, return_mode="median")
+def measure(cut: Cut, call: Callable[[], list[Tensor]], expected: list[Tensor]) -> float | str:
+    """Its time, or why it has none."""
+    cut.settle()
+    try:
+        error = error_of(call(), expected)
+    except Exception as problem:  # a cut that does not compile is no reason to stop
+        return type(problem).__name__
+    return milliseconds(call) if error < 0.02 else f"parity failed ({error:.1e})"
+
+
+def tune(layer: Layer, label: str, copy: float) -> None:
+    """Print the times of all cuts, the best one first, there and back."""
+    for way, expected in layer.expected().items():
+        call = getattr(layer, way)
+        found = {cut: measure(cut, call, expected) for cut in CUTS}
+        times = {cut: ms for cut, ms in found.items() if isinstance(ms, float)}
+        for cut in variations(min(times, key=times.__getitem__)):
+            found[cut] = measure(cut, call, expected)
+        for cut in sorted(found, key=lambda cut: (isinstance(found[cut], str), found[cut])):
+            options = " ".join(f"{name} {value}" for name, value in cut._asdict().items())
+            print(f"{label} {way} {options}: {said(found[cut], layer.bytes[way] / copy)}")
+
+
+def said(found: float | str, least: float) -> str:
+    if isinstance(found, str):
+        return found
+    return f"{1e3 * found:.0f} us ({least / found:.0%} of copying)"
 
 
 def main() -> None:
@@ -95,33 +155,12 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="vit")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     args = parser.parse_args()
-    source = torch.empty(2**28, device="cuda", dtype=torch.bfloat16)
-    copy = 2 * source.nbytes / do_bench(source.clone, return_mode="median")
+    source = torch.empty(2**28, device=DEVICE, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    copy = 2 * source.nbytes / milliseconds(lambda: target.copy_(source))
     print(f"{torch.cuda.get_device_name()}: copying {copy / 1e9:.2f} TB/s")
     for method in args.methods:
-        layer = Layer(method, SHAPES[args.shape])
-        expected = layer.gradients("spectral")
-        for cut in itertools.product(*CUTS.values()):
-            settle(*cut)
-            label = f"{method:14s} " + " ".join(f"{a} {b}" for a, b in zip(CUTS, cut, strict=True))
-            try:
-                error = error_of(layer, expected)
-            except Exception as problem:  # a cut that does not compile is no reason to stop
-                print(f"{label}: {type(problem).__name__}")
-                continue
-            if not error < 0.02:
-                print(f"{label}: parity failed ({error:.1e})")
-                continue
-            forward, backward = times_of(layer)
-            there, back = (
-                layer.bytes_forward / copy / forward,
-                layer.bytes_backward / copy / backward,
-            )
-            print(
-                f"{label}: forward {1e3 * forward:.0f} us ({there:.0%} of copying), "
-                f"backward {1e3 * backward:.0f} us ({back:.0%})",
-                flush=True,
-            )
+        tune(Layer(method, SHAPES[args.shape]), method, copy)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from comrope.ops.kernels import launch, rotation, rotation_back
+from comrope.ops.kernels import finish, launch, rotation, rotation_back
 from comrope.ops.kernels.launch import Heads, Turning
 from comrope.ops.layout import unpack
 
@@ -37,6 +37,8 @@ def describe(kernel, arguments, options):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name], attributes[index,] = POINTERS[value.dtype], ALIGNED
+        elif isinstance(value, float):
+            signature[name] = "fp32"
         elif isinstance(value, tuple):
             signature[name] = ("i32",) * len(value)
             attributes |= {(index, at): ALIGNED for at, x in enumerate(value) if x % 16 == 0}
@@ -83,6 +85,7 @@ def compile_both(
     """Forward and backward of a torus, a line, or planes without a basis."""
     launch.rotate_kernel = Compiled(rotation.rotate_kernel, f"{label} forward")
     launch.rotate_back_kernel = Compiled(rotation_back.rotate_back_kernel, f"{label} backward")
+    launch.finish_kernel = Compiled(finish.finish_kernel, f"{label} finish")
     with torch.device("meta"):
         qkv = torch.empty(batch, tokens, heads * (group + 2), dim, dtype=dtype)
         given = Heads(*unpack(qkv, heads))
@@ -97,11 +100,14 @@ def compile_both(
             None if kind == "planes" else torch.empty(heads, dim // size, size, size),
             size, 0, halves,
         )  # fmt: skip
-        direction = torch.empty(axes, heads, dim // size) if kind == "line" else None
+        blocks = axes, heads, dim // size
+        direction = torch.empty(blocks) if kind == "line" else None
+        planes = torch.empty(*blocks[1:], size // 2) if kind == "line" else None
         launch.turn(given, turning, out)
         launch.turn_back(
-            out, out, turning, back, direction=direction, wants_sums=True, wants_positions=False
-        )
+            out, out, turning, back, direction=direction, planes=planes, wants_angles=True,
+            wants_positions=False,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

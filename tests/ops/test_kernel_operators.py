@@ -164,11 +164,11 @@ def test_the_kernels_compile_for_a_gpu_and_stay_in_registers():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = {row["kernel"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert len(found) == 12
+    assert len(found) == 17
     for name, row in found.items():
         if name.startswith(("ViT-B", "Llama")):
             assert row["spilled"] == 0, row
-            assert row["wide_loads"] > 0, row
+            assert row["wide_loads"] > 0 or "finish" in name, row
 
 
 def test_an_empty_batch_has_empty_gradients():

@@ -17,19 +17,14 @@ import torch
 from torch import Tensor
 
 from comrope.ops.kernels.launch import (
-    PRECISIONS,
-    SUM_NOISE,
     Heads,
     Turning,
+    empty_angle_gradients,
     empty_like_order,
-    sums_of_a_block,
     turn,
     turn_back,
 )
 from comrope.ops.layout import unpack
-from comrope.ops.line import skew_gradient
-from comrope.ops.spectral import small_product
-from comrope.precision import no_autocast
 
 __all__ = ["rotate", "rotate_packed", "rotate_packed_"]
 
@@ -60,24 +55,26 @@ def _(q, k, *_):
 @torch.library.custom_op("comrope::rotate_backward", mutates_args=())
 def rotate_backward(
     q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, positions: Tensor, frequencies: Tensor,
-    basis: Tensor | None, direction: Tensor | None, block_size: int, prefix: int, halves: bool,
-    wants_sums: bool, wants_positions: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """From rotated q and k and their gradients: those before, sums over tokens, of positions."""
+    basis: Tensor | None, direction: Tensor | None, planes: Tensor | None, block_size: int,
+    prefix: int, halves: bool, wants_angles: bool, wants_positions: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """From rotated q and k and their gradients: those before, of the angles (see
+    ``launch.empty_angle_gradients``), of the position of every row.
+    """
     out = Heads(empty_like_order(q), empty_like_order(k))
     with torch.cuda.device_of(q):
-        sums, pulls = turn_back(
+        rest = turn_back(
             Heads(q, k), Heads(q_grad, k_grad),
             Turning(positions, frequencies, basis, block_size, prefix, halves), out,
-            direction=direction, wants_sums=wants_sums, wants_positions=wants_positions,
+            direction=direction, planes=planes, wants_angles=wants_angles,
+            wants_positions=wants_positions,
         )  # fmt: skip
-    return out.q, out.k, sums, pulls
+    return out.q, out.k, *rest
 
 
 @rotate_backward.register_fake
-def _(q, k, q_grad, k_grad, positions, frequencies, basis, direction, *rest):
-    sums = _fake_sums(k, frequencies, basis, direction, *rest)
-    return empty_like_order(q), empty_like_order(k), *sums
+def _(q, k, q_grad, k_grad, *rest):
+    return empty_like_order(q), empty_like_order(k), *_fake_gradients(k, *rest)
 
 
 @torch.library.custom_op("comrope::rotate_packed", mutates_args=())
@@ -102,24 +99,25 @@ def _(qkv, positions, frequencies, *_):
 @torch.library.custom_op("comrope::rotate_packed_backward", mutates_args=())
 def rotate_packed_backward(
     q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, positions: Tensor,
-    frequencies: Tensor, basis: Tensor | None, direction: Tensor | None, block_size: int,
-    prefix: int, halves: bool, wants_sums: bool, wants_positions: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    frequencies: Tensor, basis: Tensor | None, direction: Tensor | None, planes: Tensor | None,
+    block_size: int, prefix: int, halves: bool, wants_angles: bool, wants_positions: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """As ``rotate_backward``, with the three gradients packed (B, T, H (G + 2), D)."""
     packed = _empty_packed(q, k)
     with torch.cuda.device_of(q):
-        sums, pulls = turn_back(
+        rest = turn_back(
             Heads(q, k), Heads(q_grad, k_grad, v_grad),
             Turning(positions, frequencies, basis, block_size, prefix, halves),
             Heads(*unpack(packed, k.shape[1])),
-            direction=direction, wants_sums=wants_sums, wants_positions=wants_positions,
+            direction=direction, planes=planes, wants_angles=wants_angles,
+            wants_positions=wants_positions,
         )  # fmt: skip
-    return packed, sums, pulls
+    return packed, *rest
 
 
 @rotate_packed_backward.register_fake
-def _(q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, *rest):
-    return _empty_packed(q, k), *_fake_sums(k, frequencies, basis, direction, *rest)
+def _(q, k, q_grad, k_grad, v_grad, *rest):
+    return _empty_packed(q, k), *_fake_gradients(k, *rest)
 
 
 @torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))
@@ -138,16 +136,14 @@ def _empty_packed(q: Tensor, k: Tensor) -> Tensor:
     return q.new_empty(batch, tokens, heads + 2 * k.shape[1], dim)
 
 
-def _fake_sums(
-    k, frequencies, basis, direction, block_size, prefix, halves, wants_sums, wants_positions
-):
-    axes, heads, blocks, _ = frequencies.shape
-    turning = Turning(frequencies, frequencies, basis, block_size, prefix, halves)
-    each = sums_of_a_block(turning, direction is not None)
-    return (
-        frequencies.new_empty((heads, blocks, each) if wants_sums else 0),
-        frequencies.new_empty((k.shape[0] * k.shape[2], axes) if wants_positions else 0),
-    )
+def _fake_gradients(
+    k, positions, frequencies, basis, direction, planes, block_size, prefix, halves, wants_angles,
+    wants_positions,
+):  # fmt: skip
+    turning = Turning(positions, frequencies, basis, block_size, prefix, halves)
+    rows = (k.shape[0] * k.shape[2], frequencies.shape[0]) if wants_positions else 0
+    angles = empty_angle_gradients(turning, direction is not None, wants_angles)
+    return *angles, frequencies.new_empty(rows)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, first: int) -> None:
@@ -157,34 +153,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, first: int) -> None:
     ctx.wants = ctx.needs_input_grad[first : first + len(tensors)]
 
 
-def _angle_gradients(
-    ctx: Any, saved: tuple[Tensor, ...], sums: Tensor, pulls: Tensor
+def _gradients(
+    ctx: Any, saved: tuple[Tensor, ...], first: Tensor, second: Tensor, pulls: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Of positions, frequencies, basis, skew, direction and planes, from the sums over tokens."""
-    _, k, positions, frequencies, basis, _, _, planes = saved
-    wants_positions, wants_frequencies, wants_basis, wants_skew, wants_direction, _ = ctx.wants
-    of_positions = of_frequencies = of_basis = of_skew = of_direction = None
-    if wants_positions:
+    """Of positions, frequencies, basis, skew, direction and planes."""
+    k, positions, is_line = saved[1], saved[2], saved[6] is not None
+    of_positions = None
+    if ctx.wants[0]:
         of_positions = _fit(pulls.view(k.shape[0], k.shape[2], positions.shape[-1]), positions)
-    if any(ctx.wants[1:]):
-        axes, count, size = frequencies.shape[0], frequencies.shape[3], ctx.block_size
-        turns, matrices = sums.split((axes * count, sums.shape[-1] - axes * count), dim=-1)
-        of_frequencies = turns.unflatten(-1, (axes, count)).movedim(-2, 0)
-    if wants_basis:
-        of_basis = small_product(basis, matrices.unflatten(-1, (size, size)).mT)
-    if wants_direction:
-        of_direction = (of_frequencies * planes).sum(-1)  # type: ignore[operator]
-    if wants_skew:
-        planes_too = (matrices.shape[-1] - 2 * size**2) // 2
-        chord, limit, weight, cubes = matrices.split((size**2, size**2, planes_too, planes_too), -1)
-        noise = SUM_NOISE[PRECISIONS[k.dtype]]
-        inner = skew_gradient(
-            chord.unflatten(-1, (size, size)), limit.unflatten(-1, (size, size)),
-            weight.sum(-1), cubes.sum(-1), planes, noise,
-        )  # fmt: skip
-        of_skew = small_product(small_product(basis, inner), basis.mT)
-    of_frequencies = of_frequencies if wants_frequencies else None
-    return of_positions, of_frequencies, of_basis, of_skew, of_direction, None
+    found = (None, None, second, first) if is_line else (first, second, None, None)
+    wanted = (x if wants else None for x, wants in zip(found, ctx.wants[1:5], strict=True))
+    return of_positions, *wanted, None
 
 
 def _fit(pulls: Tensor, positions: Tensor) -> Tensor:
@@ -203,12 +182,11 @@ def _rotate_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _rotate_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # once: checkpointing recomputes them when they are asked for
-    q, k, positions, frequencies, basis, _, direction, _ = saved
-    of_q, of_k, sums, pulls = rotate_backward(
-        q, k, q_grad, k_grad, positions, frequencies, basis, direction, *_options(ctx)
+    q, k, positions, frequencies, basis, _, direction, planes = saved
+    of_q, of_k, *rest = rotate_backward(
+        q, k, q_grad, k_grad, positions, frequencies, basis, direction, planes, *_options(ctx)
     )
-    with no_autocast(q.device):
-        return of_q, of_k, *_angle_gradients(ctx, saved, sums, pulls), None, None, None
+    return of_q, of_k, *_gradients(ctx, saved, *rest), None, None, None
 
 
 def _packed_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -217,12 +195,12 @@ def _packed_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _packed_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    q, k, positions, frequencies, basis, _, direction, _ = saved
-    of_qkv, sums, pulls = rotate_packed_backward(
-        q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, *_options(ctx)
-    )
-    with no_autocast(q.device):
-        return of_qkv, *_angle_gradients(ctx, saved, sums, pulls), None, None, None
+    q, k, positions, frequencies, basis, _, direction, planes = saved
+    of_qkv, *rest = rotate_packed_backward(
+        q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, planes,
+        *_options(ctx),
+    )  # fmt: skip
+    return of_qkv, *_gradients(ctx, saved, *rest), None, None, None
 
 
 rotate.register_autograd(_rotate_autograd, setup_context=_rotate_context)

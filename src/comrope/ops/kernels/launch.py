@@ -12,16 +12,15 @@ import torch
 import triton
 from torch import Tensor
 
+from comrope.ops.kernels.finish import finish_kernel
 from comrope.ops.kernels.rotation import rotate_kernel
 from comrope.ops.kernels.rotation_back import rotate_back_kernel
 
 __all__ = [
-    "PRECISIONS",
-    "SUM_NOISE",
     "Heads",
     "Turning",
+    "empty_angle_gradients",
     "empty_like_order",
-    "sums_of_a_block",
     "turn",
     "turn_back",
 ]
@@ -34,7 +33,7 @@ FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 1024
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
 PRECISIONS = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "bf16"}
 # What sums over tokens are good to then, of the sum of their sizes: roundings are many, and random.
-SUM_NOISE = {"ieee": 1.2e-7, "tf32": 1e-5, "bf16": 1e-3}
+SUM_NOISE = {"ieee": 1.2e-7, "tf32": 1.2e-6, "bf16": 1e-3}
 
 
 class Heads(NamedTuple):
@@ -62,8 +61,8 @@ class Turning(NamedTuple):
 class Cut(NamedTuple):
     """How the work is shared out."""
 
-    padded: int
-    pairs: int
+    padded: int  # planes of a block, phantom ones with them
+    pairs: int  # planes of a tile
     rows: int
     full: bool
     units: int
@@ -92,18 +91,19 @@ def turn(heads: Heads, turning: Turning, out: Heads) -> None:
 
 def turn_back(
     rotated: Heads, grads: Heads, turning: Turning, out: Heads,
-    *, direction: Tensor | None, wants_sums: bool, wants_positions: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    *, direction: Tensor | None, planes: Tensor | None, wants_angles: bool, wants_positions: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Write the gradients before the rotation to ``out``.
 
-    Returns the sums over tokens of every block (H, m, sums), and the gradient of the position of
-    every row (B T, N); empty if not wanted. ``direction`` (N, H, m) is that of a line.
+    Returns the gradients of the angles, two tensors as ``empty_angle_gradients`` has them, and that
+    of the position of every row (B T, N), empty if not wanted. A line has ``direction`` (N, H, m)
+    and the frequencies of its matrix, ``planes`` (H, m, f).
     """
     cut = _cut(rotated, turning, BACKWARD_PROGRAMS, COLUMNS_OF_LINE if direction is not None else 0)
     axes, heads, blocks, _ = turning.frequencies.shape
     rows = rotated.k.shape[0] * rotated.k.shape[2]
-    each = sums_of_a_block(turning, direction is not None)
-    sums = turning.frequencies.new_empty((cut.shares, heads, blocks, each) if wants_sums else 0)
+    each = _sums_of_a_block(turning, direction is not None)
+    sums = turning.frequencies.new_empty((cut.shares, heads, blocks, each) if wants_angles else 0)
     pulls = turning.frequencies.new_empty((cut.units, rows, axes) if wants_positions else 0)
     if direction is not None:
         # For every plane, the phantom one of an odd block too, whose channel has a gradient.
@@ -115,13 +115,48 @@ def turn_back(
         _or(direction, turning.frequencies), sums, pulls,
         *map(_strides, tensors),
         **_sizes(rotated, turning, cut), FLAT=_flat(tensors), HAS_V=out.v is not None,
-        IS_LINE=direction is not None, WANTS_SUMS=wants_sums, WANTS_POSITIONS=wants_positions,
+        IS_LINE=direction is not None, WANTS_SUMS=wants_angles, WANTS_POSITIONS=wants_positions,
         SIDE=max(16, 2 * cut.padded), PARTS=max(1, min(WARPS, cut.rows // 16)),
     )  # fmt: skip
-    return (sums.sum(0) if wants_sums else sums), (pulls.sum(0) if wants_positions else pulls)
+    pulls = pulls.sum(0) if wants_positions else pulls
+    if not wants_angles or turning.basis is None:
+        shape = (heads, blocks, axes, -1)
+        turns = sums.sum(0).view(shape).permute(2, 0, 1, 3) if wants_angles else sums
+        return turns.contiguous(), sums.new_empty(0), pulls
+    return *_finish(sums, turning, planes, PRECISIONS[rotated.k.dtype]), pulls
 
 
-def sums_of_a_block(turning: Turning, is_line: bool) -> int:
+def empty_angle_gradients(
+    turning: Turning, is_line: bool, wants_angles: bool
+) -> tuple[Tensor, Tensor]:
+    """Of a torus those of its frequencies (N, H, m, f) and basis (H, m, b, b), of a line those of
+    its direction (N, H, m) and matrix (H, m, b, b); empty where there is none, or none wanted.
+    """
+    new, shape = turning.frequencies.new_empty, turning.frequencies.shape
+    if not wants_angles:
+        return new(0), new(0)
+    first = new(shape[:3] if is_line else shape)
+    return first, new(0) if turning.basis is None else new(turning.basis.shape)
+
+
+def _finish(
+    sums: Tensor, turning: Turning, planes: Tensor | None, precision: str
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the angles from the sums over tokens (shares, H, m, ...)."""
+    shares, heads, blocks, _ = sums.shape
+    padded = triton.next_power_of_2(turning.block_size) // 2
+    out = empty_angle_gradients(turning, planes is not None, True)
+    finish_kernel[(heads * blocks,)](
+        sums, _or(planes, sums), turning.basis, *out, shares, heads * blocks,
+        (12 * SUM_NOISE[precision]) ** (1 / 3),
+        AXES=turning.frequencies.shape[0], SIZE=turning.block_size, PADDED=padded,
+        CHUNK=max(1, min(triton.next_power_of_2(shares), 2048 // padded**2)),
+        IS_LINE=planes is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _sums_of_a_block(turning: Turning, is_line: bool) -> int:
     """How many numbers the sums over tokens have for a block: see rotation_back.py."""
     axes, _, _, planes = turning.frequencies.shape
     matrices = (turning.basis is not None) + is_line

@@ -153,7 +153,10 @@ def rotate_back_kernel(
                 )  # fmt: skip
                 slope = tl.where(turned, tl.sum(torque * w, axis=1), 0.0)
                 at = position_sums + (unit.to(tl.int64) * rows + row) * AXES + axis
-                tl.store(at, slope, mask=live)
+                # Once a row, by whoever has its first plane: all of them have its sum.
+                once = live[:, None] & (tl.arange(0, PAIRS) == 0)[None, :]
+                everywhere = tl.zeros((ROWS, PAIRS), dtype=tl.int32)
+                tl.store(at[:, None] + everywhere, slope[:, None] + everywhere, mask=once)
     if WANTS_SUMS:
         each = AXES * (SIZE // 2)
         if HAS_BASIS:

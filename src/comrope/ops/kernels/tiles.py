@@ -256,15 +256,15 @@ def add_outer(
 ):  # fmt: skip
     """sums (PARTS x COLUMNS // SIDE, SIDE, SIDE) + a^T b for SIDE neighbouring columns, part by
     part of the rows: so no warp works on the rows of another, and few products between blocks are
-    made for nothing. Of bfloat16 inputs with operands in bfloat16, as in any matmul.
+    made for nothing. Of bfloat16 inputs with operands in bfloat16, as in any matmul; of float16
+    ones in three parts, since the differences of sums must be good to what its ten bits show.
     """
     a = _grouped(a, ROWS, COLUMNS, SIDE, PARTS)
     b = _grouped(b, ROWS, COLUMNS, SIDE, PARTS)
     if PRECISION == "bf16":
         return tl.dot(tl.permute(a.to(tl.bfloat16), (0, 2, 1)), b.to(tl.bfloat16), sums)
     elif PRECISION == "tf32":
-        a = tl.permute(_rounded(a), (0, 2, 1))
-        return tl.dot(a, _rounded(b), sums, input_precision="tf32")
+        return tl.dot(tl.permute(a, (0, 2, 1)), b, sums, input_precision="tf32x3")
     else:
         return tl.dot(tl.permute(a, (0, 2, 1)), b, sums, input_precision="ieee")
 
