@@ -34,38 +34,37 @@ METHODS = ("rope-mixed", "comrope-torus", "comrope-ld")
 
 
 class Cut(NamedTuple):
-    columns: int
+    """Channels of a tile and columns of it; with blocks in registers, items in place of both."""
+
     tile: int
     warps: int
-    programs: int
-    stages: int = 1
+    columns: int = 0
+    programs: int = 1056
 
     def settle(self) -> None:
         """Cut every kernel so."""
         launch.COLUMNS = launch.COLUMNS_WITH_BASIS = launch.COLUMNS_OF_LINE = self.columns
-        launch.TILE, launch.WARPS, launch.STAGES = self.tile, self.warps, self.stages
+        launch.TILE, launch.WARPS = self.tile, self.warps
+        launch.ITEMS, launch.ITEM_WARPS = self.tile, self.warps
         launch.FORWARD_PROGRAMS = launch.BACKWARD_PROGRAMS = self.programs
 
 
-CUTS = [
-    *itertools.starmap(Cut, itertools.product((16, 32, 64), (1024, 2048, 4096), (4, 8), (2112,))),
-]
+TILES = [Cut(*cut) for cut in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))]
+ITEMS = [Cut(32 * warps * each, warps) for warps in (1, 2, 4, 8) for each in (1, 2)]
 
 
 def variations(best: Cut) -> list[Cut]:
-    """What does not change the shape of a tile."""
-    programs = [best._replace(programs=n) for n in (528, 1056, 4224, 16896)]
-    return [*programs, best._replace(stages=2), best._replace(stages=3), best._replace(warps=2)]
+    return [best._replace(programs=n) for n in (264, 528, 792, 2112, 4224, 16896)]
 
 
 class Layer:
     """The packed rotation of one attention layer, and its way back with all gradients."""
 
-    def __init__(self, method: str, shape: dict[str, int]) -> None:
+    def __init__(self, method: str, shape: dict[str, int], block_size: int) -> None:
         torch.manual_seed(0)
         self.rope = comrope.RotaryEmbedding(
             method, num_heads=shape["heads"], head_dim=shape["dim"], num_axes=shape["axes"],
-            device=DEVICE,
+            block_size=block_size, device=DEVICE,
         )  # fmt: skip
         heads = shape["heads"] * (shape["group"] + 2)
         size = (shape["batch"], shape["tokens"], heads, shape["dim"])
@@ -90,11 +89,11 @@ class Layer:
         return list(self.out)
 
     def backward(self) -> list[Tensor]:
-        angles = launch.turn_back(
+        of_planes, of_matrix, _ = launch.turn_back(
             self.out, self.grads, self.turning, self.back,
             direction=self.direction, planes=self.planes, wants_angles=True, wants_positions=False,
         )  # fmt: skip
-        return [self.packed, *angles]
+        return [self.packed, of_planes, self._seen(of_matrix)]
 
     def expected(self) -> dict[str, list[Tensor]]:
         """By the spectral path, of the same tensors."""
@@ -108,7 +107,15 @@ class Layer:
             parts = [angles.frequencies, angles.basis]
         out = self.rope.packed(qkv, self.positions, angles=angles)
         grads = torch.autograd.grad(out, [qkv, *parts], self.grads)
+        if len(parts) > 1:
+            grads = (*grads[:2], self._seen(grads[2]))
         return {"forward": list(out), "backward": list(grads)}
+
+    def _seen(self, gradient: Tensor) -> Tensor:
+        """What of a matrix's gradient its parameters see: skew matrices, orthogonal ones."""
+        if self.direction is None and self.turning.basis is not None:
+            gradient = self.turning.basis.mT @ gradient
+        return gradient - gradient.mT if gradient.numel() else gradient
 
 
 def error_of(got: list[Tensor], expected: list[Tensor]) -> float:
@@ -135,7 +142,8 @@ def tune(layer: Layer, label: str, copy: float) -> None:
     """Print the times of all cuts, the best one first, there and back."""
     for way, expected in layer.expected().items():
         call = getattr(layer, way)
-        found = {cut: measure(cut, call, expected) for cut in CUTS}
+        cuts = ITEMS if launch.in_registers(layer.turning) else TILES
+        found = {cut: measure(cut, call, expected) for cut in cuts}
         times = {cut: ms for cut, ms in found.items() if isinstance(ms, float)}
         for cut in variations(min(times, key=times.__getitem__)):
             found[cut] = measure(cut, call, expected)
@@ -153,6 +161,7 @@ def said(found: float | str, least: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--shape", choices=SHAPES, default="vit")
+    parser.add_argument("--block-size", type=int, default=8)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     args = parser.parse_args()
     source = torch.empty(2**28, device=DEVICE, dtype=torch.bfloat16)
@@ -160,7 +169,7 @@ def main() -> None:
     copy = 2 * source.nbytes / milliseconds(lambda: target.copy_(source))
     print(f"{torch.cuda.get_device_name()}: copying {copy / 1e9:.2f} TB/s")
     for method in args.methods:
-        tune(Layer(method, SHAPES[args.shape]), method, copy)
+        tune(Layer(method, SHAPES[args.shape], args.block_size), method, copy)
 
 
 if __name__ == "__main__":

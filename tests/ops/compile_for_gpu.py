@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from comrope.ops.kernels import finish, launch, rotation, rotation_back
+from comrope.ops.kernels import blocks, finish, launch, rotation, rotation_back
 from comrope.ops.kernels.launch import Heads, Turning
 from comrope.ops.layout import unpack
 
@@ -83,9 +83,14 @@ def compile_both(
     halves: bool = False,
 ) -> None:  # fmt: skip
     """Forward and backward of a torus, a line, or planes without a basis."""
-    launch.rotate_kernel = Compiled(rotation.rotate_kernel, f"{label} forward")
-    launch.rotate_back_kernel = Compiled(rotation_back.rotate_back_kernel, f"{label} backward")
-    launch.finish_kernel = Compiled(finish.finish_kernel, f"{label} finish")
+    for room, name, way in (
+        (rotation, "rotate_kernel", "forward"),
+        (blocks, "rotate_blocks_kernel", "forward"),
+        (rotation_back, "rotate_back_kernel", "backward"),
+        (blocks, "rotate_blocks_back_kernel", "backward"),
+        (finish, "finish_kernel", "finish"),
+    ):
+        setattr(launch, name, Compiled(getattr(room, name), f"{label} {way}"))
     with torch.device("meta"):
         qkv = torch.empty(batch, tokens, heads * (group + 2), dim, dtype=dtype)
         given = Heads(*unpack(qkv, heads))
@@ -100,9 +105,9 @@ def compile_both(
             None if kind == "planes" else torch.empty(heads, dim // size, size, size),
             size, 0, halves,
         )  # fmt: skip
-        blocks = axes, heads, dim // size
-        direction = torch.empty(blocks) if kind == "line" else None
-        planes = torch.empty(*blocks[1:], size // 2) if kind == "line" else None
+        shape = axes, heads, dim // size
+        direction = torch.empty(shape) if kind == "line" else None
+        planes = torch.empty(*shape[1:], size // 2) if kind == "line" else None
         launch.turn(given, turning, out)
         launch.turn_back(
             out, out, turning, back, direction=direction, planes=planes, wants_angles=True,
@@ -115,5 +120,6 @@ if __name__ == "__main__":
         compile_both(f"ViT-B {kind}", kind, torch.bfloat16)
     llama = {"batch": 1, "tokens": 8192, "heads": 8, "group": 4, "dim": 128, "axes": 1}
     compile_both("Llama line", "line", torch.bfloat16, packed=False, halves=True, **llama)
+    compile_both("large line", "line", torch.bfloat16, dim=64, size=16)
     compile_both("odd line", "line", torch.float16, dim=72, size=9, axes=3)
     compile_both("float32 line", "line", torch.float32, packed=False)

@@ -23,7 +23,8 @@ def rotate_on_gpu(
     with no_autocast(q.device):
         if isinstance(angles, Free):
             return _rotate_free(q, k, positions, angles, prefix)
-        return fused.rotate(q, k, *_prepare(positions, angles), prefix, halves)
+        run = fused.rotate if fused.in_a_graph(q) else fused.RotateEagerly.apply
+        return run(q, k, *_prepare(positions, angles), prefix, halves)
 
 
 def rotate_packed_on_gpu(
@@ -44,7 +45,8 @@ def rotate_packed_on_gpu(
         wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
         if learns or not in_place:
-            return fused.rotate_packed(qkv, *prepared, prefix, halves)
+            run = fused.rotate_packed if fused.in_a_graph(qkv) else fused.RotatePackedEagerly.apply
+            return run(qkv, *prepared, prefix, halves)
         if qkv.stride(-1) != 1 or 0 in qkv.stride():  # not every number has a place of its own
             qkv = qkv.contiguous()
         positions, frequencies, basis, _, _, _, size = prepared

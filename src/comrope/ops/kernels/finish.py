@@ -15,24 +15,22 @@ __all__ = ["finish_kernel"]
 
 @triton.jit
 def finish_kernel(
-    sums, planes, basis, plane_grad, matrix_grad, shares, blocks, threshold,
-    AXES: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    IS_LINE: tl.constexpr,
+    sums, planes, direction, basis, plane_grad, matrix_grad, shares, blocks, threshold,
+    AXES: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr,
+    CHUNK: tl.constexpr, IS_LINE: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
-    """``sums`` (shares, H m, what a block has) as rotation_back.py leaves them, to gradients.
+    """``sums`` (shares, H m, EACH), as rotation_back.py leaves them or with SKEW as blocks.py does.
 
     Of a torus: ``plane_grad`` (N, H m, f) of the frequencies, ``matrix_grad`` (H m, b, b) of the
     basis. Of a line: (N, H m) of the direction, (H m, b, b) of the skew matrix, whose frequencies
     are ``planes`` (H m, f).
     """
     block = tl.program_id(0)
-    each: tl.constexpr = (
-        AXES * (SIZE // 2) + SIZE * SIZE + (SIZE * SIZE + 2 * PADDED if IS_LINE else 0)
-    )
-    stride = blocks * each
-    at = sums + block * each
+    stride = blocks * EACH
+    at = sums + block * EACH
     plane = tl.arange(0, PADDED)
     real = plane < SIZE // 2
+    turning = tl.zeros((PADDED,), dtype=tl.float32)
     if IS_LINE:
         w = tl.load(planes + block * (SIZE // 2) + plane, mask=real, other=0.0)
     for axis in tl.static_range(AXES):
@@ -40,18 +38,34 @@ def finish_kernel(
         to = axis * blocks + block
         if IS_LINE:
             tl.store(plane_grad + to, tl.sum(turns * w, axis=0))
+            if SKEW:
+                turning += turns * tl.load(direction + to)
         else:
             tl.store(plane_grad + to * (SIZE // 2) + plane, turns, mask=real)
     at += AXES * (SIZE // 2)
-    a11, a12, a21, a22 = _matrix(at, shares, stride, SIZE, PADDED, CHUNK)
+    wedges: tl.constexpr = SIZE * (SIZE - 2) // 2 if SKEW else SIZE * SIZE
+    weights: tl.constexpr = 1 if SKEW else triton.next_power_of_2(SIZE) // 2
+    if SKEW:
+        if not IS_LINE:
+            turning = _total(at + wedges + plane, real, shares, stride, PADDED, CHUNK)
+        a11, a12, a21, a22 = _skew(at, shares, stride, SIZE, PADDED, CHUNK)
+        if not IS_LINE:
+            a12, a21 = _with_planes(a12, a21, -0.5 * turning, PADDED)
+    else:
+        a11, a12, a21, a22 = _matrix(at, shares, stride, SIZE, PADDED, CHUNK)
     if IS_LINE:
-        at += SIZE * SIZE
-        l11, l12, l21, l22 = _matrix(at, shares, stride, SIZE, PADDED, CHUNK)
-        at += SIZE * SIZE
-        everywhere = plane >= 0
-        mass = tl.sum(_total(at + plane, everywhere, shares, stride, PADDED, CHUNK), axis=0)
-        at += PADDED
-        cubes = tl.sum(_total(at + plane, everywhere, shares, stride, PADDED, CHUNK), axis=0)
+        at += wedges
+        if SKEW:
+            l11, l12, l21, l22 = _skew(at, shares, stride, SIZE, PADDED, CHUNK)
+            l11, l12, l21, l22 = 0.5 * l11, 0.5 * l12, 0.5 * l21, 0.5 * l22
+            l12, l21 = _with_planes(l12, l21, -0.5 * turning, PADDED)
+        else:
+            l11, l12, l21, l22 = _matrix(at, shares, stride, SIZE, PADDED, CHUNK)
+        at += wedges
+        held = plane < weights
+        mass = tl.sum(_total(at + plane, held, shares, stride, PADDED, CHUNK), axis=0)
+        at += weights
+        cubes = tl.sum(_total(at + plane, held, shares, stride, PADDED, CHUNK), axis=0)
         mean = cubes / tl.where(mass > 0, mass, 1.0)
         reach = tl.where(mean > 0, tl.exp2(tl.log2(mean) / 3), mean)
         # The commuting part sees the difference of two frequencies, the rest sees their sum;
@@ -124,6 +138,40 @@ def _matrix(
         tl.reshape(a11, (PADDED, PADDED)), tl.reshape(a12, (PADDED, PADDED)),
         tl.reshape(a21, (PADDED, PADDED)), tl.reshape(a22, (PADDED, PADDED)),
     )  # fmt: skip
+
+
+@triton.jit
+def _skew(
+    at, shares, stride, SIZE: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The four parts of half the wedges that blocks.py leaves, zero within a plane."""
+    square: tl.constexpr = PADDED * PADDED
+    planes: tl.constexpr = SIZE // 2
+    e = tl.arange(0, square)
+    j, k = e // PADDED, e % PADDED
+    low, high = tl.minimum(j, k), tl.maximum(j, k)
+    pair = low * (2 * planes - low - 1) // 2 + high - low - 1
+    between = (low != high) & (high < planes)
+    below = j > k
+    # Entry (r, c) between planes j > k is less entry (c, r) between k and j.
+    sign = tl.reshape(tl.where(below, -0.5, 0.5), (PADDED, PADDED))
+    at = at + 4 * pair
+    a11 = _total(at, between, shares, stride, square, CHUNK)
+    a12 = _total(at + tl.where(below, 2, 1), between, shares, stride, square, CHUNK)
+    a21 = _total(at + tl.where(below, 1, 2), between, shares, stride, square, CHUNK)
+    a22 = _total(at + 3, between, shares, stride, square, CHUNK)
+    return (
+        sign * tl.reshape(a11, (PADDED, PADDED)), sign * tl.reshape(a12, (PADDED, PADDED)),
+        sign * tl.reshape(a21, (PADDED, PADDED)), sign * tl.reshape(a22, (PADDED, PADDED)),
+    )  # fmt: skip
+
+
+@triton.jit
+def _with_planes(a12, a21, inside, PADDED: tl.constexpr):
+    """What is skew within every plane, put on the diagonals."""
+    plane = tl.arange(0, PADDED)
+    same = plane[:, None] == plane[None, :]
+    return tl.where(same, inside[:, None], a12), tl.where(same, -inside[:, None], a21)
 
 
 @triton.jit

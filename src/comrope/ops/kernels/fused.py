@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from comrope.ops.kernels.launch import (
     Heads,
@@ -26,11 +27,17 @@ from comrope.ops.kernels.launch import (
 )
 from comrope.ops.layout import unpack
 
-__all__ = ["rotate", "rotate_packed", "rotate_packed_"]
+__all__ = [
+    "RotateEagerly",
+    "RotatePackedEagerly",
+    "in_a_graph",
+    "rotate",
+    "rotate_packed",
+    "rotate_packed_",
+]
 
 
-@torch.library.custom_op("comrope::rotate", mutates_args=())
-def rotate(
+def _rotate(
     q: Tensor, k: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
     skew: Tensor | None, direction: Tensor | None, planes: Tensor | None,
     block_size: int, prefix: int, halves: bool,
@@ -47,13 +54,15 @@ def rotate(
     return out.q, out.k
 
 
+rotate = torch.library.custom_op("comrope::rotate", mutates_args=())(_rotate)
+
+
 @rotate.register_fake
 def _(q, k, *_):
     return empty_like_order(q), empty_like_order(k)
 
 
-@torch.library.custom_op("comrope::rotate_backward", mutates_args=())
-def rotate_backward(
+def _rotate_backward(
     q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, positions: Tensor, frequencies: Tensor,
     basis: Tensor | None, direction: Tensor | None, planes: Tensor | None, block_size: int,
     prefix: int, halves: bool, wants_angles: bool, wants_positions: bool,
@@ -72,13 +81,17 @@ def rotate_backward(
     return out.q, out.k, *rest
 
 
+rotate_backward = torch.library.custom_op("comrope::rotate_backward", mutates_args=())(
+    _rotate_backward
+)
+
+
 @rotate_backward.register_fake
 def _(q, k, q_grad, k_grad, *rest):
     return empty_like_order(q), empty_like_order(k), *_fake_gradients(k, *rest)
 
 
-@torch.library.custom_op("comrope::rotate_packed", mutates_args=())
-def rotate_packed(
+def _rotate_packed(
     qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
     skew: Tensor | None, direction: Tensor | None, planes: Tensor | None,
     block_size: int, prefix: int, halves: bool,
@@ -91,13 +104,15 @@ def rotate_packed(
     return out  # type: ignore[return-value]
 
 
+rotate_packed = torch.library.custom_op("comrope::rotate_packed", mutates_args=())(_rotate_packed)
+
+
 @rotate_packed.register_fake
 def _(qkv, positions, frequencies, *_):
     return tuple(map(empty_like_order, unpack(qkv, frequencies.shape[1])))
 
 
-@torch.library.custom_op("comrope::rotate_packed_backward", mutates_args=())
-def rotate_packed_backward(
+def _rotate_packed_backward(
     q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, positions: Tensor,
     frequencies: Tensor, basis: Tensor | None, direction: Tensor | None, planes: Tensor | None,
     block_size: int, prefix: int, halves: bool, wants_angles: bool, wants_positions: bool,
@@ -115,13 +130,17 @@ def rotate_packed_backward(
     return packed, *rest
 
 
+rotate_packed_backward = torch.library.custom_op(
+    "comrope::rotate_packed_backward", mutates_args=()
+)(_rotate_packed_backward)
+
+
 @rotate_packed_backward.register_fake
 def _(q, k, q_grad, k_grad, v_grad, *rest):
     return _empty_packed(q, k), *_fake_gradients(k, *rest)
 
 
-@torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))
-def rotate_packed_(
+def _rotate_packed_(
     qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
     block_size: int, prefix: int, halves: bool,
 ) -> None:  # fmt: skip
@@ -129,6 +148,11 @@ def rotate_packed_(
     heads = Heads(*unpack(qkv, frequencies.shape[1])[:2])
     with torch.cuda.device_of(qkv):
         turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), heads)
+
+
+rotate_packed_ = torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))(
+    _rotate_packed_
+)
 
 
 def _empty_packed(q: Tensor, k: Tensor) -> Tensor:
@@ -180,10 +204,10 @@ def _rotate_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _keep(ctx, inputs, output, 2)
 
 
-def _rotate_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> tuple[Any, ...]:
+def _rotate_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor, back: Any = rotate_backward) -> Any:
     saved = ctx.saved_tensors  # once: checkpointing recomputes them when they are asked for
     q, k, positions, frequencies, basis, _, direction, planes = saved
-    of_q, of_k, *rest = rotate_backward(
+    of_q, of_k, *rest = back(
         q, k, q_grad, k_grad, positions, frequencies, basis, direction, planes, *_options(ctx)
     )
     return of_q, of_k, *_gradients(ctx, saved, *rest), None, None, None
@@ -193,10 +217,12 @@ def _packed_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _keep(ctx, inputs, output, 1)
 
 
-def _packed_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> tuple[Any, ...]:
+def _packed_autograd(
+    ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, back: Any = rotate_packed_backward
+) -> Any:
     saved = ctx.saved_tensors
     q, k, positions, frequencies, basis, _, direction, planes = saved
-    of_qkv, *rest = rotate_packed_backward(
+    of_qkv, *rest = back(
         q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, planes,
         *_options(ctx),
     )  # fmt: skip
@@ -205,3 +231,38 @@ def _packed_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -
 
 rotate.register_autograd(_rotate_autograd, setup_context=_rotate_context)
 rotate_packed.register_autograd(_packed_autograd, setup_context=_packed_context)
+
+
+class RotateEagerly(torch.autograd.Function):
+    """``rotate`` for plain tensors outside of a graph: an operator takes the CPU longer to call."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = _rotate(*inputs)
+        _rotate_context(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> Any:
+        return _rotate_autograd(ctx, q_grad, k_grad, _rotate_backward)
+
+
+class RotatePackedEagerly(torch.autograd.Function):
+    """``rotate_packed`` in the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = _rotate_packed(*inputs)
+        _packed_context(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> Any:
+        return _packed_autograd(ctx, q_grad, k_grad, v_grad, _rotate_packed_backward)
+
+
+def in_a_graph(x: Tensor) -> bool:
+    """Whether operators are needed: to be seen by a compiler, or by another kind of tensor."""
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter)

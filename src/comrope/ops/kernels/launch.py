@@ -9,9 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from comrope.ops.kernels.blocks import (
+    rotate_blocks_back_kernel,
+    rotate_blocks_kernel,
+    sums_of_a_block,
+)
 from comrope.ops.kernels.finish import finish_kernel
 from comrope.ops.kernels.rotation import rotate_kernel
 from comrope.ops.kernels.rotation_back import rotate_back_kernel
@@ -29,6 +33,8 @@ TILE = 2048  # channels of a tile, rows times columns
 COLUMNS_WITH_BASIS, COLUMNS = 32, 64
 COLUMNS_OF_LINE = 16  # on the way back, where a line has most to hold in registers
 WARPS, STAGES = 4, 1
+ITEMS, ITEM_WARPS = 128, 4  # of the kernels that hold a block in a thread
+FINISH_WARPS = 1
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 1024
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
 PRECISIONS = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "bf16"}
@@ -58,17 +64,6 @@ class Turning(NamedTuple):
     halves: bool
 
 
-class Cut(NamedTuple):
-    """How the work is shared out."""
-
-    padded: int  # planes of a block, phantom ones with them
-    pairs: int  # planes of a tile
-    rows: int
-    full: bool
-    units: int
-    shares: int
-
-
 def empty_like_order(x: Tensor) -> Tensor:
     """(B, H, T, D) uninitialised, heads inside tokens in memory if it is so in x."""
     batch, heads, tokens, dim = x.shape
@@ -79,13 +74,15 @@ def empty_like_order(x: Tensor) -> Tensor:
 
 def turn(heads: Heads, turning: Turning, out: Heads) -> None:
     """Write the rotated q and k, and v as it is, to ``out``, which may be ``heads`` itself."""
-    cut = _cut(heads, turning, FORWARD_PROGRAMS)
     tensors = (*_all_three(heads), *_all_three(out))
-    rotate_kernel[(cut.units * cut.shares,)](
+    if in_registers(turning):
+        kernel, (programs, sizes) = rotate_blocks_kernel, _items(heads, turning, FORWARD_PROGRAMS)
+    else:
+        kernel, (programs, sizes) = rotate_kernel, _tiles(heads, turning, FORWARD_PROGRAMS)
+    kernel[(programs,)](
         *tensors,
         turning.positions, turning.frequencies, _or(turning.basis, turning.frequencies),
-        *map(_strides, tensors),
-        **_sizes(heads, turning, cut), FLAT=_flat(tensors), HAS_V=out.v is not None,
+        *map(_strides, tensors), **sizes, FLAT=_flat(tensors), HAS_V=out.v is not None,
     )  # fmt: skip
 
 
@@ -99,31 +96,40 @@ def turn_back(
     of the position of every row (B T, N), empty if not wanted. A line has ``direction`` (N, H, m)
     and the frequencies of its matrix, ``planes`` (H, m, f).
     """
-    cut = _cut(rotated, turning, BACKWARD_PROGRAMS, COLUMNS_OF_LINE if direction is not None else 0)
+    is_line = direction is not None
     axes, heads, blocks, _ = turning.frequencies.shape
+    if in_registers(turning):
+        kernel = rotate_blocks_back_kernel
+        programs, sizes = _items(rotated, turning, BACKWARD_PROGRAMS)
+        each = _power_of_2(sums_of_a_block(axes, turning.block_size, is_line))
+        sizes["EACH"], pulling = each, heads * blocks
+    else:
+        kernel, columns = rotate_back_kernel, COLUMNS_OF_LINE if is_line else 0
+        programs, sizes = _tiles(rotated, turning, BACKWARD_PROGRAMS, columns)
+        each, pulling = _sums_of_a_tile(turning, is_line), programs // sizes["shares"]
+        padded = sizes["PADDED"]
+        sizes |= {"SIDE": max(16, 2 * padded), "PARTS": max(1, min(WARPS, sizes["ROWS"] // 16))}
+        if direction is not None:
+            # For every plane, the phantom one of an odd block too, whose channel has a gradient.
+            direction = direction[..., None].expand(-1, -1, -1, padded).contiguous()
     rows = rotated.k.shape[0] * rotated.k.shape[2]
-    each = _sums_of_a_block(turning, direction is not None)
-    sums = turning.frequencies.new_empty((cut.shares, heads, blocks, each) if wants_angles else 0)
-    pulls = turning.frequencies.new_empty((cut.units, rows, axes) if wants_positions else 0)
-    if direction is not None:
-        # For every plane, the phantom one of an odd block too, whose channel has a gradient.
-        direction = direction[..., None].expand(-1, -1, -1, cut.padded).contiguous()
+    new = turning.frequencies.new_empty
+    sums = new((sizes["shares"], heads, blocks, each) if wants_angles else 0)
+    pulls = new((pulling, rows, axes) if wants_positions else 0)
     tensors = (*_all_three(rotated)[:2], *_all_three(grads), *_all_three(out))
-    rotate_back_kernel[(cut.units * cut.shares,)](
+    kernel[(programs,)](
         *tensors,
         turning.positions, turning.frequencies, _or(turning.basis, turning.frequencies),
         _or(direction, turning.frequencies), sums, pulls,
-        *map(_strides, tensors),
-        **_sizes(rotated, turning, cut), FLAT=_flat(tensors), HAS_V=out.v is not None,
-        IS_LINE=direction is not None, WANTS_SUMS=wants_angles, WANTS_POSITIONS=wants_positions,
-        SIDE=max(16, 2 * cut.padded), PARTS=max(1, min(WARPS, cut.rows // 16)),
+        *map(_strides, tensors), **sizes, FLAT=_flat(tensors), HAS_V=out.v is not None,
+        IS_LINE=is_line, WANTS_SUMS=wants_angles, WANTS_POSITIONS=wants_positions,
     )  # fmt: skip
     pulls = pulls.sum(0) if wants_positions else pulls
     if not wants_angles or turning.basis is None:
         shape = (heads, blocks, axes, -1)
         turns = sums.sum(0).view(shape).permute(2, 0, 1, 3) if wants_angles else sums
         return turns.contiguous(), sums.new_empty(0), pulls
-    return *_finish(sums, turning, planes, PRECISIONS[rotated.k.dtype]), pulls
+    return *_finish(sums, turning, direction, planes, PRECISIONS[rotated.k.dtype]), pulls
 
 
 def empty_angle_gradients(
@@ -139,76 +145,105 @@ def empty_angle_gradients(
     return first, new(0) if turning.basis is None else new(turning.basis.shape)
 
 
+def in_registers(turning: Turning) -> bool:
+    """Whether a thread can hold a block and its basis."""
+    return turning.basis is not None and turning.block_size in (4, 8)
+
+
 def _finish(
-    sums: Tensor, turning: Turning, planes: Tensor | None, precision: str
+    sums: Tensor, turning: Turning, direction: Tensor | None, planes: Tensor | None, precision: str
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the angles from the sums over tokens (shares, H, m, ...)."""
-    shares, heads, blocks, _ = sums.shape
-    padded = triton.next_power_of_2(turning.block_size) // 2
+    shares, heads, blocks, each = sums.shape
+    padded = _power_of_2(turning.block_size) // 2
     out = empty_angle_gradients(turning, planes is not None, True)
+    skew = in_registers(turning)
+    noise = SUM_NOISE["ieee" if skew else precision]
     finish_kernel[(heads * blocks,)](
-        sums, _or(planes, sums), turning.basis, *out, shares, heads * blocks,
-        (12 * SUM_NOISE[precision]) ** (1 / 3),
-        AXES=turning.frequencies.shape[0], SIZE=turning.block_size, PADDED=padded,
-        CHUNK=max(1, min(triton.next_power_of_2(shares), 2048 // padded**2)),
-        IS_LINE=planes is not None, num_warps=4,
+        sums, _or(planes, sums), _or(direction, sums), turning.basis, *out,
+        shares, heads * blocks, (12 * noise) ** (1 / 3),
+        AXES=turning.frequencies.shape[0], SIZE=turning.block_size, PADDED=padded, EACH=each,
+        CHUNK=max(1, min(_power_of_2(shares), 1024 // padded**2)),
+        IS_LINE=planes is not None, SKEW=skew, num_warps=FINISH_WARPS if padded < 16 else 4,
     )  # fmt: skip
     return out
 
 
-def _sums_of_a_block(turning: Turning, is_line: bool) -> int:
+def _sums_of_a_tile(turning: Turning, is_line: bool) -> int:
     """How many numbers the sums over tokens have for a block: see rotation_back.py."""
     axes, _, _, planes = turning.frequencies.shape
     matrices = (turning.basis is not None) + is_line
-    padded = triton.next_power_of_2(turning.block_size) // 2
+    padded = _power_of_2(turning.block_size) // 2
     return axes * planes + matrices * turning.block_size**2 + 2 * padded * is_line
 
 
-def _cut(heads: Heads, turning: Turning, programs: int, columns: int = 0) -> Cut:
+def _tiles(
+    heads: Heads, turning: Turning, programs: int, columns: int = 0
+) -> tuple[int, dict[str, Any]]:
+    """Programs, and sizes, of rotation.py and rotation_back.py."""
     size, blocks = turning.block_size, turning.frequencies.shape[2]
     columns = columns or (COLUMNS if turning.basis is None else COLUMNS_WITH_BASIS)
-    padded = triton.next_power_of_2(size) // 2
+    padded = _power_of_2(size) // 2
     least = max(1, 8 // padded)  # a product wants 16 channels at the least, a row of memory too
-    count = max(least, min(triton.next_power_of_2(blocks), columns // (2 * padded)))
+    count = _blocks_together(blocks, columns // (2 * padded), least)
+    most = max(16, min(64, TILE // (2 * padded * count)))
+    rows = max(16, min(most, _power_of_2(heads.k.shape[0] * heads.k.shape[2])))
+    programs, sizes = _sizes(heads, turning, rows, count, programs)
+    return programs, sizes | {
+        "PADDED": padded,
+        "PAIRS": padded * count,
+        "FULL": 2 * padded == size and blocks % count == 0,
+        "HAS_BASIS": turning.basis is not None,
+        "PRECISION": PRECISIONS[heads.k.dtype],
+        "num_warps": WARPS,
+    }
+
+
+def _items(heads: Heads, turning: Turning, programs: int) -> tuple[int, dict[str, Any]]:
+    """Programs, and sizes, of blocks.py."""
+    blocks = turning.frequencies.shape[2]
+    count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
+    rows = max(1, ITEMS // count)
+    programs, sizes = _sizes(heads, turning, rows, count, programs)
+    fast = heads.k.dtype != torch.float32 and heads.k.is_cuda
+    return programs, sizes | {"BLOCKS": count, "FAST": fast, "num_warps": ITEM_WARPS}
+
+
+def _power_of_2(number: int) -> int:
+    """The least that is no less. (Triton's own is slow outside of kernels.)"""
+    return 1 << (number - 1).bit_length() if number > 1 else 1
+
+
+def _blocks_together(blocks: int, most: int, least: int) -> int:
+    """How many blocks of a head a program has: a power of two that divides them, if one can be."""
+    count = max(least, min(_power_of_2(blocks), most))
     while count > least and blocks % count:
         count //= 2
-    tokens = heads.k.shape[0] * heads.k.shape[2]
-    most = max(16, min(64, TILE // (2 * padded * count)))
-    rows = max(16, min(most, triton.next_power_of_2(tokens)))
-    units = heads.k.shape[1] * -(-blocks // count)
-    return Cut(
-        padded=padded,
-        pairs=padded * count,
-        rows=rows,
-        full=2 * padded == size and blocks % count == 0,
-        units=units,
-        shares=max(1, min(-(-tokens // rows), programs // units)),
-    )
+    return count
 
 
-def _sizes(heads: Heads, turning: Turning, cut: Cut) -> dict[str, Any]:
-    """The arguments that both kernels take."""
+def _sizes(
+    heads: Heads, turning: Turning, rows: int, count: int, programs: int
+) -> tuple[int, dict[str, Any]]:
+    """Programs, and the arguments that all kernels take, for ``rows`` by ``count`` blocks."""
     batch, key_heads, tokens, _ = heads.k.shape
-    return {
+    blocks = turning.frequencies.shape[2]
+    units = key_heads * -(-blocks // count)
+    shares = max(1, min(-(-batch * tokens // rows), programs // units))
+    return units * shares, {
         "rows": batch * tokens,
         "tokens": tokens,
         "prefix": turning.prefix,
         "position_rows": turning.positions.shape[-2],
         "heads": key_heads,
-        "blocks": turning.frequencies.shape[2],
-        "shares": cut.shares,
+        "blocks": blocks,
+        "shares": shares,
         "GROUP": heads.q.shape[1] // key_heads,
         "AXES": turning.frequencies.shape[0],
         "SIZE": turning.block_size,
-        "PADDED": cut.padded,
-        "PAIRS": cut.pairs,
-        "ROWS": cut.rows,
-        "FULL": cut.full,
+        "ROWS": rows,
         "HALVES": turning.halves,
         "PER_SAMPLE": turning.positions.ndim == 3 and turning.positions.shape[0] > 1,
-        "HAS_BASIS": turning.basis is not None,
-        "PRECISION": PRECISIONS[heads.k.dtype],
-        "num_warps": WARPS,
         "num_stages": STAGES,
         "enable_fp_fusion": True,  # Triton 3.10 will not by default
     }

@@ -24,10 +24,12 @@ __all__ = [
     "add_identity",
     "from_upper",
     "half_square",
+    "join_columns",
     "load",
     "multiply",
     "scale",
     "select",
+    "split_columns",
     "split_entries",
     "store",
     "transpose",
@@ -182,19 +184,42 @@ def split_entries(x, P: tl.constexpr):
     if P > IN_REGISTERS:
         single = x
     else:
-        parts = (x,)
-        for step in tl.static_range(6):
-            if (P * P) >> step > 1:
-                halves = ()
-                for part in tl.static_range(1 << step):
-                    both = tl.reshape(parts[part], (x.shape[0], 2, (P * P) >> (step + 1)))
-                    first, second = tl.split(tl.permute(both, (0, 2, 1)))
-                    halves = halves + (first, second)
-                parts = halves
-        single = ()
-        for part in tl.static_range(P * P):
-            single = single + (tl.reshape(parts[part], (x.shape[0],)),)
+        single = split_columns(x, P * P)
     return single
+
+
+@triton.jit
+def split_columns(x, COUNT: tl.constexpr):
+    """(M, COUNT), a power of two up to 128, to as many (M,)."""
+    parts = (x,)
+    for step in tl.static_range(7):
+        if COUNT >> step > 1:
+            halves = ()
+            for part in tl.static_range(1 << step):
+                both = tl.reshape(parts[part], (x.shape[0], 2, COUNT >> (step + 1)))
+                first, second = tl.split(tl.permute(both, (0, 2, 1)))
+                halves = halves + (first, second)
+            parts = halves
+    single = ()
+    for part in tl.static_range(COUNT):
+        single = single + (tl.reshape(parts[part], (x.shape[0],)),)
+    return single
+
+
+@triton.jit
+def join_columns(x, COUNT: tl.constexpr):
+    """COUNT (M,), a power of two up to 128, to (M, COUNT)."""
+    parts = ()
+    for part in tl.static_range(COUNT):
+        parts = parts + (tl.reshape(x[part], (x[0].shape[0], 1)),)
+    for step in tl.static_range(7):
+        if COUNT >> step > 1:
+            pairs = ()
+            for pair in tl.static_range(COUNT >> (step + 1)):
+                both = tl.permute(tl.join(parts[2 * pair], parts[2 * pair + 1]), (0, 2, 1))
+                pairs = pairs + (tl.reshape(both, (x[0].shape[0], 2 << step)),)
+            parts = pairs
+    return parts[0]
 
 
 @triton.jit
@@ -204,14 +229,4 @@ def store(base, offset, x, inside, SIZE: tl.constexpr, P: tl.constexpr):
     if P > IN_REGISTERS:
         tl.store(at, x, mask=mask)
     else:
-        parts = ()
-        for part in tl.static_range(P * P):
-            parts = parts + (tl.reshape(x[part], (x[0].shape[0], 1)),)
-        for step in tl.static_range(6):
-            if (P * P) >> step > 1:
-                pairs = ()
-                for pair in tl.static_range((P * P) >> (step + 1)):
-                    both = tl.permute(tl.join(parts[2 * pair], parts[2 * pair + 1]), (0, 2, 1))
-                    pairs = pairs + (tl.reshape(both, (x[0].shape[0], 2 << step)),)
-                parts = pairs
-        tl.store(at, parts[0], mask=mask)
+        tl.store(at, join_columns(x, P * P), mask=mask)
