@@ -40,21 +40,23 @@ class Cut(NamedTuple):
     warps: int
     columns: int = 0
     programs: int = 1056
+    stages: int = 3
 
     def settle(self) -> None:
         """Cut every kernel so."""
         launch.COLUMNS = launch.COLUMNS_WITH_BASIS = launch.COLUMNS_OF_LINE = self.columns
         launch.TILE, launch.WARPS = self.tile, self.warps
-        launch.ITEMS, launch.ITEM_WARPS = self.tile, self.warps
+        launch.ITEMS, launch.ITEM_WARPS, launch.ITEM_STAGES = self.tile, self.warps, self.stages
         launch.FORWARD_PROGRAMS = launch.BACKWARD_PROGRAMS = self.programs
 
 
 TILES = [Cut(*cut) for cut in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))]
-ITEMS = [Cut(32 * warps * each, warps) for warps in (1, 2, 4, 8) for each in (1, 2)]
+ITEMS = [Cut(32 * warps, warps) for warps in (1, 2, 4)]
 
 
 def variations(best: Cut) -> list[Cut]:
-    return [best._replace(programs=n) for n in (264, 528, 792, 2112, 4224, 16896)]
+    programs = [best._replace(programs=n) for n in (528, 792, 2112, 4224)]
+    return [*programs, *(best._replace(stages=n) for n in (1, 2, 4))]
 
 
 class Layer:
@@ -142,7 +144,7 @@ def tune(layer: Layer, label: str, copy: float) -> None:
     """Print the times of all cuts, the best one first, there and back."""
     for way, expected in layer.expected().items():
         call = getattr(layer, way)
-        cuts = ITEMS if launch.in_registers(layer.turning) else TILES
+        cuts = ITEMS if launch.in_registers(layer.given, layer.turning) else TILES
         found = {cut: measure(cut, call, expected) for cut in cuts}
         times = {cut: ms for cut, ms in found.items() if isinstance(ms, float)}
         for cut in variations(min(times, key=times.__getitem__)):

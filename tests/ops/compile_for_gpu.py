@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from comrope.ops.kernels import blocks, finish, launch, rotation, rotation_back
+from comrope.ops.kernels import blocks, blocks_back, finish, launch, rotation, rotation_back
 from comrope.ops.kernels.launch import Heads, Turning
 from comrope.ops.layout import unpack
 
@@ -87,7 +87,7 @@ def compile_both(
         (rotation, "rotate_kernel", "forward"),
         (blocks, "rotate_blocks_kernel", "forward"),
         (rotation_back, "rotate_back_kernel", "backward"),
-        (blocks, "rotate_blocks_back_kernel", "backward"),
+        (blocks_back, "rotate_blocks_back_kernel", "backward"),
         (finish, "finish_kernel", "finish"),
     ):
         setattr(launch, name, Compiled(getattr(room, name), f"{label} {way}"))

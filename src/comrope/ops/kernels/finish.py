@@ -67,7 +67,7 @@ def finish_kernel(
         at += weights
         cubes = tl.sum(_total(at + plane, held, shares, stride, PADDED, CHUNK), axis=0)
         mean = cubes / tl.where(mass > 0, mass, 1.0)
-        reach = tl.where(mean > 0, tl.exp2(tl.log2(mean) / 3), mean)
+        reach = tl.where(mean > 0, tl.exp2(tl.log2(tl.where(mean > 0, mean, 1.0)) / 3), mean)
         # The commuting part sees the difference of two frequencies, the rest sees their sum;
         # _turn_rows of the numerator is written into the order of its parts.
         gap = w[:, None] - w[None, :]
@@ -187,4 +187,5 @@ def _product(a, b, PADDED: tl.constexpr):
     if PADDED >= 16:
         return tl.dot(a, b, input_precision="ieee")
     else:
-        return tl.sum(a[:, :, None] * b[None, :, :], axis=1)
+        # Along the last axis: along the middle one the compiler sees a product for TF32 in it.
+        return tl.sum(a[:, None, :] * tl.trans(b)[None, :, :], axis=2)

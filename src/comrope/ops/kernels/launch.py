@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from comrope.ops.kernels.blocks import (
-    rotate_blocks_back_kernel,
-    rotate_blocks_kernel,
-    sums_of_a_block,
-)
+from comrope.ops.kernels.blocks import rotate_blocks_kernel
+from comrope.ops.kernels.blocks_back import rotate_blocks_back_kernel, sums_of_a_block
 from comrope.ops.kernels.finish import finish_kernel
 from comrope.ops.kernels.rotation import rotate_kernel
 from comrope.ops.kernels.rotation_back import rotate_back_kernel
+from comrope.ops.kernels.start import start
 
 __all__ = [
     "Heads",
@@ -33,7 +31,8 @@ TILE = 2048  # channels of a tile, rows times columns
 COLUMNS_WITH_BASIS, COLUMNS = 32, 64
 COLUMNS_OF_LINE = 16  # on the way back, where a line has most to hold in registers
 WARPS, STAGES = 4, 1
-ITEMS, ITEM_WARPS = 128, 4  # of the kernels that hold a block in a thread
+# Of the kernels that hold a block in a thread; tiles are fetched ahead of the one being turned.
+ITEMS, ITEM_WARPS, ITEM_STAGES = 64, 2, 3
 FINISH_WARPS = 1
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 1024
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
@@ -75,12 +74,12 @@ def empty_like_order(x: Tensor) -> Tensor:
 def turn(heads: Heads, turning: Turning, out: Heads) -> None:
     """Write the rotated q and k, and v as it is, to ``out``, which may be ``heads`` itself."""
     tensors = (*_all_three(heads), *_all_three(out))
-    if in_registers(turning):
+    if in_registers(heads, turning):
         kernel, (programs, sizes) = rotate_blocks_kernel, _items(heads, turning, FORWARD_PROGRAMS)
     else:
         kernel, (programs, sizes) = rotate_kernel, _tiles(heads, turning, FORWARD_PROGRAMS)
-    kernel[(programs,)](
-        *tensors,
+    start(
+        kernel, programs, *tensors,
         turning.positions, turning.frequencies, _or(turning.basis, turning.frequencies),
         *map(_strides, tensors), **sizes, FLAT=_flat(tensors), HAS_V=out.v is not None,
     )  # fmt: skip
@@ -98,7 +97,8 @@ def turn_back(
     """
     is_line = direction is not None
     axes, heads, blocks, _ = turning.frequencies.shape
-    if in_registers(turning):
+    skew = in_registers(rotated, turning)
+    if skew:
         kernel = rotate_blocks_back_kernel
         programs, sizes = _items(rotated, turning, BACKWARD_PROGRAMS)
         each = _power_of_2(sums_of_a_block(axes, turning.block_size, is_line))
@@ -117,8 +117,8 @@ def turn_back(
     sums = new((sizes["shares"], heads, blocks, each) if wants_angles else 0)
     pulls = new((pulling, rows, axes) if wants_positions else 0)
     tensors = (*_all_three(rotated)[:2], *_all_three(grads), *_all_three(out))
-    kernel[(programs,)](
-        *tensors,
+    start(
+        kernel, programs, *tensors,
         turning.positions, turning.frequencies, _or(turning.basis, turning.frequencies),
         _or(direction, turning.frequencies), sums, pulls,
         *map(_strides, tensors), **sizes, FLAT=_flat(tensors), HAS_V=out.v is not None,
@@ -129,7 +129,8 @@ def turn_back(
         shape = (heads, blocks, axes, -1)
         turns = sums.sum(0).view(shape).permute(2, 0, 1, 3) if wants_angles else sums
         return turns.contiguous(), sums.new_empty(0), pulls
-    return *_finish(sums, turning, direction, planes, PRECISIONS[rotated.k.dtype]), pulls
+    noise = SUM_NOISE["ieee" if skew else PRECISIONS[rotated.k.dtype]]
+    return *_finish(sums, turning, direction, planes, skew, noise), pulls
 
 
 def empty_angle_gradients(
@@ -145,21 +146,22 @@ def empty_angle_gradients(
     return first, new(0) if turning.basis is None else new(turning.basis.shape)
 
 
-def in_registers(turning: Turning) -> bool:
-    """Whether a thread can hold a block and its basis."""
-    return turning.basis is not None and turning.block_size in (4, 8)
+def in_registers(heads: Heads, turning: Turning) -> bool:
+    """Whether blocks.py serves: a thread holds a block and its basis, and code repeats by group."""
+    group = heads.q.shape[1] // heads.k.shape[1]
+    return turning.basis is not None and turning.block_size in (4, 8) and group <= 8
 
 
 def _finish(
-    sums: Tensor, turning: Turning, direction: Tensor | None, planes: Tensor | None, precision: str
-) -> tuple[Tensor, Tensor]:
+    sums: Tensor, turning: Turning, direction: Tensor | None, planes: Tensor | None,
+    skew: bool, noise: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of the angles from the sums over tokens (shares, H, m, ...)."""
     shares, heads, blocks, each = sums.shape
     padded = _power_of_2(turning.block_size) // 2
     out = empty_angle_gradients(turning, planes is not None, True)
-    skew = in_registers(turning)
-    noise = SUM_NOISE["ieee" if skew else precision]
-    finish_kernel[(heads * blocks,)](
+    start(
+        finish_kernel, heads * blocks,
         sums, _or(planes, sums), _or(direction, sums), turning.basis, *out,
         shares, heads * blocks, (12 * noise) ** (1 / 3),
         AXES=turning.frequencies.shape[0], SIZE=turning.block_size, PADDED=padded, EACH=each,
@@ -206,7 +208,8 @@ def _items(heads: Heads, turning: Turning, programs: int) -> tuple[int, dict[str
     rows = max(1, ITEMS // count)
     programs, sizes = _sizes(heads, turning, rows, count, programs)
     fast = heads.k.dtype != torch.float32 and heads.k.is_cuda
-    return programs, sizes | {"BLOCKS": count, "FAST": fast, "num_warps": ITEM_WARPS}
+    more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES, "num_warps": ITEM_WARPS}
+    return programs, sizes | more
 
 
 def _power_of_2(number: int) -> int:
