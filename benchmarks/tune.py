@@ -39,15 +39,16 @@ class Cut(NamedTuple):
     tile: int
     warps: int
     columns: int = 0
-    programs: int = 1056
+    programs: int = 8
     stages: int = 3
 
     def settle(self) -> None:
         """Cut every kernel so."""
-        launch.COLUMNS = launch.COLUMNS_WITH_BASIS = launch.COLUMNS_OF_LINE = self.columns
-        launch.TILE, launch.WARPS = self.tile, self.warps
+        for way in ("there", "back"):
+            launch.COLUMNS[way] = launch.BASIS_COLUMNS[way] = self.columns
+            launch.TILE[way] = launch.BASIS_TILE[way] = self.tile
+        launch.WARPS, launch.PROGRAMS = self.warps, self.programs
         launch.ITEMS, launch.ITEM_WARPS, launch.ITEM_STAGES = self.tile, self.warps, self.stages
-        launch.FORWARD_PROGRAMS = launch.BACKWARD_PROGRAMS = self.programs
 
 
 TILES = [Cut(*cut) for cut in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))]
@@ -55,7 +56,7 @@ ITEMS = [Cut(32 * warps, warps) for warps in (1, 2, 4)]
 
 
 def variations(best: Cut) -> list[Cut]:
-    programs = [best._replace(programs=n) for n in (528, 792, 2112, 4224)]
+    programs = [best._replace(programs=n) for n in (4, 6, 16, 32)]
     return [*programs, *(best._replace(stages=n) for n in (1, 2, 4))]
 
 

@@ -34,7 +34,7 @@ def test_float32_gradients_against_the_float64_reference(method, init):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_phases_stay_float32(method, dtype):
-    """Under autocast: bit for bit what float32 gives, rounded once."""
+    """Under autocast: bit for bit what float32 gives; of low inputs, the same rounded once."""
     rope = make(method, block_size=8, dtype=torch.float32)
     q, k = (x.detach().to(dtype).float() for x in queries_and_keys(rope))
     q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
@@ -45,7 +45,7 @@ def test_phases_stay_float32(method, dtype):
     for a, b, c in zip(full, low, expected, strict=True):
         assert torch.equal(a, c)
         assert b.dtype == dtype
-        assert torch.equal(b, c.to(dtype))
+        torch.testing.assert_close(b.float(), c, rtol=0.51 * torch.finfo(dtype).eps, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["rope", "rope-mixed"])
@@ -78,9 +78,8 @@ def test_compiled_on_the_gpu(method):
         torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["rope", "rope-mixed", "comrope-torus"])
-def test_nothing_waits_for_the_gpu(name):
-    rope = make(name, block_size=8, dtype=torch.float32)
+def test_nothing_waits_for_the_gpu(method):
+    rope = make(method, block_size=8, dtype=torch.float32)
     q, k = queries_and_keys(rope)
     q, k, positions = on_gpu(rope, q, k, torch.rand(6, 2))
     rope(q, k, positions)
@@ -90,6 +89,32 @@ def test_nothing_waits_for_the_gpu(name):
         (a.sum() + b.square().sum()).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_graph_that_is_replayed(method):
+    """A whole training step, spectrum and all, follows what changes in inputs and angles."""
+    rope = make(method, block_size=8, dtype=torch.float32)
+    q, k = queries_and_keys(rope)
+    q, k, positions = on_gpu(rope, q, k, torch.rand(6, 2))
+    inputs = [q, k, *rope.parameters()]
+
+    def step():
+        a, b = rope(q, k, positions)
+        return torch.autograd.grad((a @ b.repeat_interleave(2, 1).mT).tanh().sum(), inputs)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    with torch.no_grad():
+        for tensor in (*inputs, positions):
+            tensor.add_(0.1 * torch.randn_like(tensor))
+    graph.replay()
+    torch.testing.assert_close(replayed, step(), rtol=1e-4, atol=1e-4)
 
 
 def test_noise_from_a_generator_is_the_same_on_every_device():

@@ -66,13 +66,16 @@ def test_packed_in_any_layout(layout):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_function_transforms_are_left_to_the_spectral_path(monkeypatch):
-    monkeypatch.setattr("comrope.ops.choice.KERNELS_BY_DEFAULT", True)
+def test_function_transforms_are_left_to_the_spectral_path():
     rope = make("comrope-ld", dtype=torch.float32, head_dim=16).to(DEVICE)
     q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
     positions = torch.rand(3, 6, 2, device=DEVICE)
-    assert rope.chosen_backend(q, k, positions[0]).backend == "triton"
+    usual = "triton" if DEVICE == "cuda" else "spectral"
+    assert rope.chosen_backend(q, k, positions[0]).backend == usual
     many = torch.func.vmap(lambda x: rope(q, k, x)[0])(positions)
+    rope.backend = "triton"
+    with pytest.raises(ValueError, match="know no function transforms"):
+        torch.func.vmap(lambda x: rope(q, k, x)[0])(positions)
     rope.backend = "spectral"
     for one, x in zip(many, positions, strict=True):
         torch.testing.assert_close(one, rope(q, k, x)[0])

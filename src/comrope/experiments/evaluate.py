@@ -55,10 +55,10 @@ def build_model(config: Config) -> ViT:
         raise UserError(f"model: {error}") from None
 
 
-def compile_blocks(model: ViT) -> None:
+def compile_blocks(model: ViT, dynamic: bool | None = None) -> None:
     """Compile the blocks rather than the whole: one compilation serves them all."""
     for block in model.blocks:
-        block.compile()
+        block.compile(dynamic=dynamic)
     # The blocks share their code; each rate of drop path needs a compilation of its own.
     torch._dynamo.config.recompile_limit += 4 * len(model.blocks)
 

@@ -23,8 +23,7 @@ from comrope.precision import compute_dtype, settled_when_compiled
 __all__ = ["BACKENDS", "Choice", "choose_backend"]
 
 BACKENDS = ("auto", "reference", "spectral", "triton")
-KERNELS_BY_DEFAULT = False  # before they were measured on a GPU
-OLDEST_TRITON = (3, 3)
+OLDEST_TRITON = (3, 6)  # of those that they were tried with
 OLDEST_GPU = (8, 0)
 MOST_AXES = 4
 LARGEST_BLOCK, LARGEST_FREE_BLOCK = 64, 32  # of what a kernel holds in registers
@@ -69,9 +68,9 @@ def choose_backend(
         if obstacle:
             raise ValueError(f"backend: 'triton' cannot run here: {obstacle}; expected 'auto'")
         return Choice("triton", "asked for")
-    if not obstacle and KERNELS_BY_DEFAULT:
+    if obstacle is None and q is not None and q.is_cuda:
         return Choice("triton", "the tensors are on a GPU that it knows")
-    return Choice(ours, obstacle or "'triton' is not the default yet: it must be asked for")
+    return Choice(ours, obstacle or "interpreted kernels are slow: they must be asked for")
 
 
 def _angles_obstacle(angles: Angles, channel_order: str) -> str | None:
@@ -95,7 +94,7 @@ def _angles_obstacle(angles: Angles, channel_order: str) -> str | None:
 def _spectrum_on_gpu(skew: Tensor) -> tuple[Tensor, Tensor]:
     """One launch that does not stop the queue, where there is a kernel for it; else eigh."""
     obstacle = _software_obstacle() or _gpu_obstacle(skew.device.index)
-    if KERNELS_BY_DEFAULT and not obstacle and skew.dtype in (torch.float32, torch.float64):
+    if not obstacle and skew.dtype in (torch.float32, torch.float64):
         from comrope.ops.kernels.spectrum import skew_spectrum_kernel, supported
 
         if supported(skew.shape[-1]):

@@ -264,10 +264,10 @@ def _subject(
     module = make().to(setting.device)
     cast = cast or partial(autocast, PRECISION[setting.dtype], setting.device)
     ran = next((used_backend(rope, setting) for rope in rotary_modules(module).values()), "")
-    if compiled and isinstance(module, ViT):
-        compile_blocks(module)
+    if compiled and isinstance(module, ViT):  # for its own sizes, whatever other instances have
+        compile_blocks(module, dynamic=False)
     elif compiled:  # timm's models too: their rotations are made outside of the blocks
-        module.compile()
+        module.compile(dynamic=False)
     return Subject(
         {
             "forward": partial(inference_step, cast, module, inputs),

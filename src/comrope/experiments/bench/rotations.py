@@ -112,7 +112,7 @@ def rotation(setting: Setting) -> Part:
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
     baselines = (Baseline("vanilla", PLAIN, by_best=True),)
     title = f"Rotation of one layer ({_described(layer, setting)})"
-    return Part("rotation", title, COPY, candidates, baselines, queued=True)
+    return Part("rotation", title, COPY, candidates, baselines)
 
 
 def liere(setting: Setting) -> Part:
@@ -127,7 +127,7 @@ def liere(setting: Setting) -> Part:
             candidates.append(Candidate(name, build, "liere", backend, compiled=compiled))
     title = f"Rotation of one layer, LieRE ({_described(layer, setting)})"
     baselines = (Baseline("matrix_exp", name_of("liere", "reference")),)
-    return Part("liere", title, COPY, candidates, baselines, queued=True)
+    return Part("liere", title, COPY, candidates, baselines)
 
 
 def llama_rotation(setting: Setting) -> Part:
@@ -150,7 +150,7 @@ def llama_rotation(setting: Setting) -> Part:
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
     title = f"Rotation of a Llama layer ({_described(layer, setting)})"
     baselines = (Baseline("Hugging Face", HUGGING_FACE, by_best=True),)
-    return Part("llama", title, COPY, candidates, baselines, queued=True)
+    return Part("llama", title, COPY, candidates, baselines)
 
 
 def _own_subject(
@@ -181,7 +181,7 @@ def _subject(
     compiled: bool,
 ) -> Subject:
     rope, slow = make(backend), make("reference")
-    turn: Callable[..., Any] = torch.compile(rope) if compiled else rope
+    turn: Callable[..., Any] = torch.compile(rope, dynamic=False) if compiled else rope
     few = watched_samples(layer.q.shape[0])
     some = positions if positions.ndim == 2 else positions[few]
     angles, slow_angles = list(rope.parameters()), list(slow.parameters())
@@ -202,7 +202,7 @@ def _rival_subject(
 ) -> Subject:
     torch.manual_seed(0)
     rival = make(shape)
-    turn: Any = torch.compile(rival) if compiled else rival
+    turn: Any = torch.compile(rival, dynamic=False) if compiled else rival
     learned = [parameter for parameter in rival.parameters() if parameter.requires_grad]
 
     def check() -> Verdict:

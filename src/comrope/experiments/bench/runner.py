@@ -1,17 +1,17 @@
 """How a comparison is run: gated, timed in turns, set against its baselines.
 
-Eager candidates are timed together, one after the other in every round. Compiled ones cannot be:
-what was compiled for many modules in one process slows the look-up of each, and reaches the limit
-of recompilations. So the compiler is reset before each, they come one at a time, and a yardstick
-(no position encoding, or the copying of memory) is measured again before and after every one of
-them. A ratio between two candidates is that of their times, each in units of its own yardstick: the
-mean of the two neighbours, or for eager ones the yardstick of the same rounds.
+Eager candidates are timed together, one after the other in every round. Compiled ones come one at a
+time, each built, checked and dropped again, in turns with a yardstick (no position encoding, or the
+copying of memory). A ratio between two candidates is that of their times, each in units of the
+yardstick of its own rounds. Times are those of the device, its queue filled ahead (``timing``): how
+fast a CPU launches is no property of a position encoding, and is noted beside them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from comrope.experiments.timing import Times, allocated, peak_above, time_in_tur
 
 __all__ = ["FAILURES", "Baseline", "Candidate", "Part", "Subject", "run_part"]
 
+MOST_COMPILATIONS = 200
 FAILURES = ("parity failed", "failed")  # what makes the exit code of a run other than zero
 Row = dict[str, Any]
 Advance = Callable[[str], None]
@@ -69,7 +70,6 @@ class Part:
     yardstick: str  # the name of a candidate
     candidates: Sequence[Candidate]
     baselines: Sequence[Baseline]
-    queued: bool = False  # time the device alone: the calls are too short to keep it busy
 
 
 def run_part(
@@ -79,10 +79,24 @@ def run_part(
     rows = {id(candidate): _row(part, candidate) for candidate in part.candidates}
     runner = _Runner(part, setting, rows, advance)
     runner.time_eager()
-    runner.time_compiled()
+    torch.compiler.reset()
+    with _many_compilations():
+        runner.time_compiled()
+    torch.compiler.reset()
     finished = list(rows.values())
     _compare(finished, part.baselines)
     return finished
+
+
+@contextlib.contextmanager
+def _many_compilations() -> Iterator[None]:
+    """The code of one module is compiled for many instances here, each with its own options."""
+    settings = torch._dynamo.config
+    usual, settings.recompile_limit = settings.recompile_limit, MOST_COMPILATIONS
+    try:
+        yield
+    finally:
+        settings.recompile_limit = usual
 
 
 class _Runner:
@@ -105,37 +119,29 @@ class _Runner:
         found = self._measure(ready, on_round=lambda: self.advance("in turns"))
         yard = next((t for s, t in found.items() if ready[s] is self.eager_yardstick), None)
         for key, times in found.items():
-            self._note(self.rows[key], ready[key], times, yard, yard)
+            self._note(self.rows[key], ready[key], times, yard)
 
     def time_compiled(self) -> None:
         compiled = [c for c in self.part.candidates if c.compiled]
         own = next((c for c in compiled if c.name == self.part.yardstick), None)
         yardstick = self.eager_yardstick
         if own is not None:
-            torch.compiler.reset()
             self.advance(own.name)
             yardstick = self._gated(own)
-        measured = [self._measure_anew(yardstick)] if compiled else []
+        seen = []
         for candidate in compiled:
             if candidate is own:
                 continue
-            torch.compiler.reset()
             self.advance(candidate.name)
             if subject := self._gated(candidate):
-                times = self._measure({0: subject})[0]
-                measured.append(self._measure_anew(yardstick))
-                self._note(self.rows[id(candidate)], subject, times, *measured[-2:])
-        every = [times for times in measured if times is not None]
+                pair = {0: subject} if yardstick is None else {0: subject, 1: yardstick}
+                found = self._measure(pair)
+                seen.append(found.get(1))
+                self._note(self.rows[id(candidate)], subject, found[0], found.get(1))
         if own is not None and yardstick is not None:
+            every = [times for times in seen if times] or [self._measure({0: yardstick})[0]]
             times = {key: _together([some[key] for some in every]) for key in every[0]}
-            self._note(self.rows[id(own)], yardstick, times, times, times)
-        torch.compiler.reset()
-
-    def _measure_anew(self, subject: Subject | None) -> dict[str, Times] | None:
-        if subject is None:
-            return None
-        torch.compiler.reset()
-        return self._measure({0: subject})[0]
+            self._note(self.rows[id(own)], yardstick, times, times)
 
     def _measure(
         self, subjects: dict[int, Subject], on_round: Callable[[], None] = lambda: None
@@ -150,7 +156,7 @@ class _Runner:
             work,
             self.setting.device,
             rounds=self.setting.rounds,
-            queued=self.part.queued,
+            queued=True,
             on_round=on_round,
         )
         return {
@@ -182,18 +188,17 @@ class _Runner:
         row: Row,
         subject: Subject,
         times: dict[str, Times],
-        before: dict[str, Times] | None,
-        after: dict[str, Times] | None,
+        yardstick: dict[str, Times] | None,
     ) -> None:
         row["status"] = "timed"
         measures: dict[str, Any] = {key: found._asdict() for key, found in times.items()}
         for key, measure in measures.items():
-            if before is not None and after is not None:
+            if yardstick is not None:
                 # Copying memory has no backward pass.
-                own = key if key in before else "forward"
-                measure["yardstick_ms"] = (before[own].ms + after[own].ms) / 2
+                own = key if key in yardstick else "forward"
+                measure["yardstick_ms"] = yardstick[own].ms
             measure["of"] = {}
-        if subject.moved and before is not None:
+        if subject.moved and yardstick is not None:
             _share_of_copy(measures, subject.moved, 2 * self.setting.copied_mib * 2**20)
         row["measures"] = measures
 

@@ -7,9 +7,11 @@ matrices, or Q out of the orthogonal ones. With u ^ v = u v^T - v u^T, for every
 order:
 
     turns   sum x_i (g . J y), axis by plane (N, f)
-    wedges  sum h ^ x, for a line less sum g ^ y; of every two planes, the four entries between them
+    chords  sum h ^ x, for a line less sum g ^ y; of every two planes, the four entries between them
     then    of a torus sum g . J y for every plane
-            of a line sum s (h ^ x + g ^ y) as the wedges, sum |g|^2 and sum |g|^2 |s|^3
+            of a line sum s (h ^ x + g ^ y) in the same way, sum |g|^2 and sum |g|^2 |s|^3
+
+All vectors of a token turn by the same angles: of a line, g ^ y is added up over them first.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def rotate_blocks_back_kernel(
         along = load_frequencies(direction, head, block, heads, blocks, AXES, 1)
     nothing = tl.zeros((ROWS * BLOCKS,), dtype=tl.float32)
     turns = _zeros(nothing, AXES * (SIZE // 2))
-    wedges = _zeros(nothing, SIZE * (SIZE - 2) // 2)
+    chords = _zeros(nothing, SIZE * (SIZE - 2) // 2)
     limits = _zeros(nothing, SIZE * (SIZE - 2) // 2 if IS_LINE else 1)
     rest = _zeros(nothing, 2 if IS_LINE else SIZE // 2)
     tiles = tl.cdiv(rows, ROWS)
@@ -90,6 +92,9 @@ def rotate_blocks_back_kernel(
             at = channels(v_grad, row, tokens, head, v_grad_strides, block, SIZE, False, FLAT)
             value = load_item(at, live, blocks, SIZE, False)
         torque = _zeros(nothing, SIZE // 2)
+        wedges = chords
+        if IS_LINE:
+            wedges = _zeros(nothing, SIZE * (SIZE - 2) // 2)
         pull = nothing
         for member in tl.static_range(GROUP):
             query = head * GROUP + member
@@ -98,15 +103,15 @@ def rotate_blocks_back_kernel(
             at = channels(q_grad, row, tokens, query, q_grad_strides, block, SIZE, HALVES, FLAT)
             g = load_item(at, live, blocks, SIZE, HALVES)
             at = channels(q_out, row, tokens, query, q_out_strides, block, SIZE, HALVES, FLAT)
-            h, torque, pull, wedges, limits = _back(
-                parts(x, SIZE, HALVES), parts(g, SIZE, HALVES), cos, sin, scale, matrix,
-                torque, pull, wedges, limits, SIZE, IS_LINE, WANTS_SUMS,
+            h, torque, pull, wedges = _back(
+                parts(x, SIZE, HALVES), parts(g, SIZE, HALVES), cos, sin, matrix,
+                torque, pull, wedges, SIZE, IS_LINE, WANTS_SUMS,
             )  # fmt: skip
             store_item(at, h, live, blocks, SIZE, HALVES)
         at = channels(k_out, row, tokens, head, k_out_strides, block, SIZE, HALVES, FLAT)
-        h, torque, pull, wedges, limits = _back(
-            parts(key, SIZE, HALVES), parts(key_grad, SIZE, HALVES), cos, sin, scale, matrix,
-            torque, pull, wedges, limits, SIZE, IS_LINE, WANTS_SUMS,
+        h, torque, pull, wedges = _back(
+            parts(key, SIZE, HALVES), parts(key_grad, SIZE, HALVES), cos, sin, matrix,
+            torque, pull, wedges, SIZE, IS_LINE, WANTS_SUMS,
         )  # fmt: skip
         store_item(at, h, live, blocks, SIZE, HALVES)
         if HAS_V:
@@ -115,9 +120,11 @@ def rotate_blocks_back_kernel(
         if WANTS_SUMS:
             turns = _add_turns(turns, positions, place, turned, torque, AXES, SIZE // 2)
             if IS_LINE:
+                chords, limits = _add_wedges(chords, limits, wedges, cos, sin, scale, SIZE // 2)
                 cube = tl.abs(scale * scale * scale)
                 rest = (rest[0] + pull, tl.fma(pull, cube, rest[1]))
             else:
+                chords = wedges
                 rest = _add_each(rest, torque, SIZE // 2)
         if WANTS_POSITIONS:
             for axis in tl.static_range(AXES):
@@ -127,9 +134,11 @@ def rotate_blocks_back_kernel(
                 at = ((head * blocks + block).to(tl.int64) * rows + row) * AXES + axis
                 tl.store(position_sums + at, tl.where(turned, slope, 0.0), mask=live)
     if WANTS_SUMS:
-        total = turns + wedges
         if IS_LINE:
-            total = total + limits
+            total = turns + _entries(chords, SIZE * (SIZE - 2) // 8)
+            total = total + _entries(limits, SIZE * (SIZE - 2) // 8)
+        else:
+            total = turns + chords
         total = total + rest + _zeros(nothing, EACH - _sums_of_a_block(AXES, SIZE, IS_LINE))
         every = tl.reshape(join_columns(total, EACH), (ROWS, BLOCKS, EACH))
         block = first + tl.arange(0, BLOCKS)
@@ -146,68 +155,114 @@ def _zeros(nothing, COUNT: tl.constexpr):
 
 
 @triton.constexpr_function
+def _first(pair, planes):
+    """The first plane of a pair; they come (0, 1), (0, 2), ..., (1, 2), ..."""
+    plane = 0
+    while pair >= planes - 1 - plane:
+        pair, plane = pair - (planes - 1 - plane), plane + 1
+    return plane
+
+
+@triton.constexpr_function
+def _second(pair, planes):
+    """Its second plane."""
+    plane = 0
+    while pair >= planes - 1 - plane:
+        pair, plane = pair - (planes - 1 - plane), plane + 1
+    return plane + 1 + pair
+
+
+@triton.constexpr_function
 def _row(entry, size):
-    """The first channel of an entry of the wedges; planes come (0, 1), (0, 2), ..., (1, 2), ..."""
-    pair, plane = entry // 4, 0
-    while pair >= size // 2 - 1 - plane:
-        pair, plane = pair - (size // 2 - 1 - plane), plane + 1
-    return 2 * plane + entry % 4 // 2
+    """The first channel of an entry of the wedges, four for every pair of planes."""
+    return 2 * _first(entry // 4, size // 2) + entry % 4 // 2
 
 
 @triton.constexpr_function
 def _column(entry, size):
     """Its second channel."""
-    pair, plane = entry // 4, 0
-    while pair >= size // 2 - 1 - plane:
-        pair, plane = pair - (size // 2 - 1 - plane), plane + 1
-    return 2 * (plane + 1 + pair) + entry % 2
+    return 2 * _second(entry // 4, size // 2) + entry % 2
 
 
 @triton.jit
 def _back(
-    y, g, cos, sin, scale, matrix, torque, pull, wedges, limits,
+    y, g, cos, sin, matrix, torque, pull, wedges,
     SIZE: tl.constexpr, IS_LINE: tl.constexpr, WANTS_SUMS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before the rotation, from rotated vectors y and their gradients; sums grow."""
+    """The gradient before the rotation, from rotated vectors y and their gradients; sums grow:
+    torque by g . J y, pull by |g|^2, wedges of a line by g ^ y, and else by h ^ x.
+    """
     turning = ()
     for plane in tl.static_range(SIZE // 2):
         more = tl.fma(y[2 * plane], g[2 * plane + 1], torque[plane])
         turning = turning + (tl.fma(-y[2 * plane + 1], g[2 * plane], more),)
     h = rotated_back(g, cos, sin, SIZE)
     if WANTS_SUMS:
-        x = rotated_back(y, cos, sin, SIZE)
         if IS_LINE:
-            wedges, limits = _add_chords(h, x, g, y, scale, wedges, limits, SIZE)
+            wedges = _wedged(g, y, wedges, SIZE)
             for channel in tl.static_range(SIZE):
                 pull = tl.fma(g[channel], g[channel], pull)
         else:
-            wedges = _add_wedges(h, x, wedges, SIZE)
-    return times(h, matrix, SIZE, False), turning, pull, wedges, limits
+            wedges = _wedged(h, rotated_back(y, cos, sin, SIZE), wedges, SIZE)
+    return times(h, matrix, SIZE, False), turning, pull, wedges
 
 
 @triton.jit
-def _add_wedges(h, x, wedges, SIZE: tl.constexpr):
-    """wedges + h ^ x, between every two planes."""
+def _wedged(u, v, wedges, SIZE: tl.constexpr):
+    """wedges + u ^ v, between every two planes."""
     grown = ()
     for at in tl.static_range(SIZE * (SIZE - 2) // 2):
-        more = tl.fma(h[_row(at, SIZE)], x[_column(at, SIZE)], wedges[at])
-        grown = grown + (tl.fma(-x[_row(at, SIZE)], h[_column(at, SIZE)], more),)
+        more = tl.fma(u[_row(at, SIZE)], v[_column(at, SIZE)], wedges[at])
+        grown = grown + (tl.fma(-v[_row(at, SIZE)], u[_column(at, SIZE)], more),)
     return grown
 
 
 @triton.jit
-def _add_chords(h, x, g, y, scale, wedges, limits, SIZE: tl.constexpr):
-    """wedges + h ^ x - g ^ y and limits + s (h ^ x + g ^ y), between every two planes."""
-    chords = ()
+def _add_wedges(
+    chords, limits, wedges, cos, sin, scale, PLANES: tl.constexpr
+):  # fmt: skip
+    """Twice h ^ x - g ^ y to the chords, and twice s (h ^ x + g ^ y) to the limits, from g ^ y.
+
+    What of it between planes j and k commutes with J, as p + q J, is turned by the difference
+    of their angles on the way to h ^ x, and the rest, (r + t J) diag(1, -1), by their sum. The four
+    numbers p, q, r, t of every pair are added up as they are.
+    """
     grown = ()
-    for at in tl.static_range(SIZE * (SIZE - 2) // 2):
-        before = -x[_row(at, SIZE)] * h[_column(at, SIZE)]
-        before = tl.fma(h[_row(at, SIZE)], x[_column(at, SIZE)], before)
-        both = tl.fma(-y[_row(at, SIZE)], g[_column(at, SIZE)], before)
-        both = tl.fma(g[_row(at, SIZE)], y[_column(at, SIZE)], both)
-        chords = chords + (wedges[at] + (2.0 * before - both),)
-        grown = grown + (tl.fma(scale, both, limits[at]),)
-    return chords, grown
+    more = ()
+    for pair in tl.static_range(PLANES * (PLANES - 1) // 2):
+        cos1, sin1 = cos[_first(pair, PLANES)], sin[_first(pair, PLANES)]
+        cos2, sin2 = cos[_second(pair, PLANES)], sin[_second(pair, PLANES)]
+        same, mixed = cos1 * cos2, sin1 * cos2
+        turn_cos = (tl.fma(sin1, sin2, same), tl.fma(-sin1, sin2, same))
+        turn_sin = (tl.fma(-cos1, sin2, mixed), tl.fma(cos1, sin2, mixed))
+        z11, z12, z21, z22 = (
+            wedges[4 * pair], wedges[4 * pair + 1], wedges[4 * pair + 2], wedges[4 * pair + 3],
+        )  # fmt: skip
+        after = (z11 + z22, z21 - z12, z11 - z22, z21 + z12)
+        for part in tl.static_range(2):
+            real, imaginary = after[2 * part], after[2 * part + 1]
+            before_real = tl.fma(imaginary, turn_sin[part], real * turn_cos[part])
+            before_imaginary = tl.fma(-real, turn_sin[part], imaginary * turn_cos[part])
+            grown = grown + (
+                chords[4 * pair + 2 * part] + (before_real - real),
+                chords[4 * pair + 2 * part + 1] + (before_imaginary - imaginary),
+            )
+            more = more + (
+                tl.fma(scale, before_real + real, limits[4 * pair + 2 * part]),
+                tl.fma(scale, before_imaginary + imaginary, limits[4 * pair + 2 * part + 1]),
+            )
+    return grown, more
+
+
+@triton.jit
+def _entries(parts_of_pairs, PAIRS: tl.constexpr):
+    """p, q, r, t of every pair of planes to the four entries between them."""
+    values = ()
+    for pair in tl.static_range(PAIRS):
+        p, q = parts_of_pairs[4 * pair], parts_of_pairs[4 * pair + 1]
+        r, t = parts_of_pairs[4 * pair + 2], parts_of_pairs[4 * pair + 3]
+        values = values + (0.5 * (p + r), 0.5 * (t - q), 0.5 * (q + t), 0.5 * (p - r))
+    return values
 
 
 @triton.jit

@@ -6,6 +6,7 @@ b block size, f = b // 2 planes a block, N axes.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from comrope.ops.kernels.blocks_back import rotate_blocks_back_kernel, sums_of_a
 from comrope.ops.kernels.finish import finish_kernel
 from comrope.ops.kernels.rotation import rotate_kernel
 from comrope.ops.kernels.rotation_back import rotate_back_kernel
-from comrope.ops.kernels.start import start
 
 __all__ = [
     "Heads",
@@ -27,14 +27,15 @@ __all__ = [
     "turn_back",
 ]
 
-TILE = 2048  # channels of a tile, rows times columns
-COLUMNS_WITH_BASIS, COLUMNS = 32, 64
-COLUMNS_OF_LINE = 16  # on the way back, where a line has most to hold in registers
-WARPS, STAGES = 4, 1
-# Of the kernels that hold a block in a thread; tiles are fetched ahead of the one being turned.
-ITEMS, ITEM_WARPS, ITEM_STAGES = 64, 2, 3
+# How the work is cut, as benchmarks/tune.py found it best on an H200. Of tiles of channels, rows
+# times columns: without a basis and with one, there and back.
+TILE, COLUMNS = {"there": 1024, "back": 2048}, {"there": 64, "back": 64}
+BASIS_TILE, BASIS_COLUMNS = {"there": 2048, "back": 1024}, {"there": 32, "back": 16}
+WARPS = 4
+# Of blocks in threads: one warp, which has no other to wait for, and tiles fetched ahead.
+ITEMS, ITEM_WARPS, ITEM_STAGES = 32, 1, 3
 FINISH_WARPS = 1
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 1024
+PROGRAMS = 8  # for every multiprocessor: about as many as fit at once
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
 PRECISIONS = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "bf16"}
 # What sums over tokens are good to then, of the sum of their sizes: roundings are many, and random.
@@ -75,11 +76,11 @@ def turn(heads: Heads, turning: Turning, out: Heads) -> None:
     """Write the rotated q and k, and v as it is, to ``out``, which may be ``heads`` itself."""
     tensors = (*_all_three(heads), *_all_three(out))
     if in_registers(heads, turning):
-        kernel, (programs, sizes) = rotate_blocks_kernel, _items(heads, turning, FORWARD_PROGRAMS)
+        kernel, (programs, sizes) = rotate_blocks_kernel, _items(heads, turning)
     else:
-        kernel, (programs, sizes) = rotate_kernel, _tiles(heads, turning, FORWARD_PROGRAMS)
-    start(
-        kernel, programs, *tensors,
+        kernel, (programs, sizes) = rotate_kernel, _tiles(heads, turning, "there")
+    kernel[(programs,)](
+        *tensors,
         turning.positions, turning.frequencies, _or(turning.basis, turning.frequencies),
         *map(_strides, tensors), **sizes, FLAT=_flat(tensors), HAS_V=out.v is not None,
     )  # fmt: skip
@@ -100,12 +101,11 @@ def turn_back(
     skew = in_registers(rotated, turning)
     if skew:
         kernel = rotate_blocks_back_kernel
-        programs, sizes = _items(rotated, turning, BACKWARD_PROGRAMS)
+        programs, sizes = _items(rotated, turning)
         each = _power_of_2(sums_of_a_block(axes, turning.block_size, is_line))
         sizes["EACH"], pulling = each, heads * blocks
     else:
-        kernel, columns = rotate_back_kernel, COLUMNS_OF_LINE if is_line else 0
-        programs, sizes = _tiles(rotated, turning, BACKWARD_PROGRAMS, columns)
+        kernel, (programs, sizes) = rotate_back_kernel, _tiles(rotated, turning, "back")
         each, pulling = _sums_of_a_tile(turning, is_line), programs // sizes["shares"]
         padded = sizes["PADDED"]
         sizes |= {"SIDE": max(16, 2 * padded), "PARTS": max(1, min(WARPS, sizes["ROWS"] // 16))}
@@ -117,8 +117,8 @@ def turn_back(
     sums = new((sizes["shares"], heads, blocks, each) if wants_angles else 0)
     pulls = new((pulling, rows, axes) if wants_positions else 0)
     tensors = (*_all_three(rotated)[:2], *_all_three(grads), *_all_three(out))
-    start(
-        kernel, programs, *tensors,
+    kernel[(programs,)](
+        *tensors,
         turning.positions, turning.frequencies, _or(turning.basis, turning.frequencies),
         _or(direction, turning.frequencies), sums, pulls,
         *map(_strides, tensors), **sizes, FLAT=_flat(tensors), HAS_V=out.v is not None,
@@ -160,8 +160,7 @@ def _finish(
     shares, heads, blocks, each = sums.shape
     padded = _power_of_2(turning.block_size) // 2
     out = empty_angle_gradients(turning, planes is not None, True)
-    start(
-        finish_kernel, heads * blocks,
+    finish_kernel[(heads * blocks,)](
         sums, _or(planes, sums), _or(direction, sums), turning.basis, *out,
         shares, heads * blocks, (12 * noise) ** (1 / 3),
         AXES=turning.frequencies.shape[0], SIZE=turning.block_size, PADDED=padded, EACH=each,
@@ -179,18 +178,17 @@ def _sums_of_a_tile(turning: Turning, is_line: bool) -> int:
     return axes * planes + matrices * turning.block_size**2 + 2 * padded * is_line
 
 
-def _tiles(
-    heads: Heads, turning: Turning, programs: int, columns: int = 0
-) -> tuple[int, dict[str, Any]]:
+def _tiles(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any]]:
     """Programs, and sizes, of rotation.py and rotation_back.py."""
     size, blocks = turning.block_size, turning.frequencies.shape[2]
-    columns = columns or (COLUMNS if turning.basis is None else COLUMNS_WITH_BASIS)
+    plain = turning.basis is None
+    tile, columns = (TILE[way], COLUMNS[way]) if plain else (BASIS_TILE[way], BASIS_COLUMNS[way])
     padded = _power_of_2(size) // 2
     least = max(1, 8 // padded)  # a product wants 16 channels at the least, a row of memory too
     count = _blocks_together(blocks, columns // (2 * padded), least)
-    most = max(16, min(64, TILE // (2 * padded * count)))
+    most = max(16, min(64, tile // (2 * padded * count)))
     rows = max(16, min(most, _power_of_2(heads.k.shape[0] * heads.k.shape[2])))
-    programs, sizes = _sizes(heads, turning, rows, count, programs)
+    programs, sizes = _sizes(heads, turning, rows, count)
     return programs, sizes | {
         "PADDED": padded,
         "PAIRS": padded * count,
@@ -201,12 +199,12 @@ def _tiles(
     }
 
 
-def _items(heads: Heads, turning: Turning, programs: int) -> tuple[int, dict[str, Any]]:
+def _items(heads: Heads, turning: Turning) -> tuple[int, dict[str, Any]]:
     """Programs, and sizes, of blocks.py."""
     blocks = turning.frequencies.shape[2]
     count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
     rows = max(1, ITEMS // count)
-    programs, sizes = _sizes(heads, turning, rows, count, programs)
+    programs, sizes = _sizes(heads, turning, rows, count)
     fast = heads.k.dtype != torch.float32 and heads.k.is_cuda
     more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES, "num_warps": ITEM_WARPS}
     return programs, sizes | more
@@ -217,6 +215,12 @@ def _power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length() if number > 1 else 1
 
 
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    on_gpu = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 132
+
+
 def _blocks_together(blocks: int, most: int, least: int) -> int:
     """How many blocks of a head a program has: a power of two that divides them, if one can be."""
     count = max(least, min(_power_of_2(blocks), most))
@@ -225,13 +229,12 @@ def _blocks_together(blocks: int, most: int, least: int) -> int:
     return count
 
 
-def _sizes(
-    heads: Heads, turning: Turning, rows: int, count: int, programs: int
-) -> tuple[int, dict[str, Any]]:
+def _sizes(heads: Heads, turning: Turning, rows: int, count: int) -> tuple[int, dict[str, Any]]:
     """Programs, and the arguments that all kernels take, for ``rows`` by ``count`` blocks."""
     batch, key_heads, tokens, _ = heads.k.shape
     blocks = turning.frequencies.shape[2]
     units = key_heads * -(-blocks // count)
+    programs = PROGRAMS * _multiprocessors(heads.k.device)
     shares = max(1, min(-(-batch * tokens // rows), programs // units))
     return units * shares, {
         "rows": batch * tokens,
@@ -247,7 +250,7 @@ def _sizes(
         "ROWS": rows,
         "HALVES": turning.halves,
         "PER_SAMPLE": turning.positions.ndim == 3 and turning.positions.shape[0] > 1,
-        "num_stages": STAGES,
+        "num_stages": 1,
         "enable_fp_fusion": True,  # Triton 3.10 will not by default
     }
 
