@@ -198,6 +198,16 @@ def test_candidates_take_turns():
     assert all(times.rounds == 3 for times in found.values())
 
 
+def test_a_gpu_has_a_number(monkeypatch):
+    """What torch.cuda.set_device asks for."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    for name in ("auto", "cuda"):
+        assert benches.setting_of(device=name).device == torch.device("cuda:1")
+    assert benches.setting_of(device="cuda:0").device == torch.device("cuda:0")
+
+
 def test_the_median_and_the_quartiles():
     times = Times.of([(took, took) for took in (0.001, 0.002, 0.003, 0.004, 0.1)])
     assert (times.ms, times.low, times.high) == pytest.approx((3, 2, 4))

@@ -171,7 +171,7 @@ def _suites(names: Sequence[str]) -> list[str]:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -180,6 +180,8 @@ def _device(name: str) -> torch.device:
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device: {name} is not here; {torch.cuda.device_count()} GPUs are")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
