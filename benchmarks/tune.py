@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 import comrope
+from comrope.angles import Free, Line, Torus
 from comrope.experiments.timing import time_in_turns
 from comrope.ops.kernels import launch
-from comrope.ops.kernels.entry import _prepare
+from comrope.ops.kernels.entry import prepare
 from comrope.ops.kernels.launch import Heads, Turning
 from comrope.ops.layout import unpack
 
@@ -74,13 +75,13 @@ class Layer:
         self.qkv = torch.randn(size, device=DEVICE, dtype=torch.bfloat16)
         self.positions = torch.rand(*size[:2], shape["axes"], device=DEVICE)
         with torch.no_grad():
-            positions, frequencies, basis, _, self.direction, self.planes, size = _prepare(
-                self.positions, self.rope.angles()
+            positions, frequencies, basis, _, self.direction, self.planes, size = prepare(
+                self.positions, self._angles()
             )
         self.turning = Turning(positions, frequencies, basis, size, 0, False)
         self.given = Heads(*unpack(self.qkv, shape["heads"]))
-        self.out = Heads(*map(launch.empty_like_order, self.given))
-        self.grads = Heads(*map(torch.randn_like, self.out))
+        self.out = Heads(*(launch.empty_like_order(x) for x in self.given if x is not None))
+        self.grads = Heads(*(torch.randn_like(x) for x in self.out if x is not None))
         self.packed = torch.empty_like(self.qkv)
         self.back = Heads(*unpack(self.packed, shape["heads"]))
         # Forward: everything once in and once out. Backward: also the rotated q and k in.
@@ -89,7 +90,7 @@ class Layer:
 
     def forward(self) -> list[Tensor]:
         launch.turn(self.given, self.turning, self.out)
-        return list(self.out)
+        return [x for x in self.out if x is not None]
 
     def backward(self) -> list[Tensor]:
         of_planes, of_matrix, _ = launch.turn_back(
@@ -102,17 +103,22 @@ class Layer:
         """By the spectral path, of the same tensors."""
         self.rope.backend = "spectral"
         qkv = self.qkv.clone().requires_grad_()
-        angles = self.rope.angles()
-        parts = [x for x in angles if isinstance(x, Tensor)]
-        if self.direction is not None:
-            parts = [angles.direction, angles.skew]
-        elif self.turning.basis is not None:
-            parts = [angles.frequencies, angles.basis]
+        angles = self._angles()
+        parts = (
+            [angles.direction, angles.skew] if isinstance(angles, Line) else [angles.frequencies]
+        )
+        if isinstance(angles, Torus) and angles.basis is not None:
+            parts.append(angles.basis)
         out = self.rope.packed(qkv, self.positions, angles=angles)
         grads = torch.autograd.grad(out, [qkv, *parts], self.grads)
         if len(parts) > 1:
             grads = (*grads[:2], self._seen(grads[2]))
         return {"forward": list(out), "backward": list(grads)}
+
+    def _angles(self) -> Torus | Line:
+        angles = self.rope.angles()
+        assert not isinstance(angles, Free)
+        return angles
 
     def _seen(self, gradient: Tensor) -> Tensor:
         """What of a matrix's gradient its parameters see: skew matrices, orthogonal ones."""

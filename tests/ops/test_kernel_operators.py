@@ -88,7 +88,7 @@ def test_operators_are_well_formed(name):
     rope = make(name, dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
     q, k = (x.detach().float().to(DEVICE).requires_grad_() for x in queries_and_keys(rope))
     positions = torch.rand(6, 2, device=DEVICE)
-    prepared = entry._prepare(positions, rope.angles())
+    prepared = entry.prepare(positions, rope.angles())
     prepared = tuple(p.detach() if isinstance(p, torch.Tensor) else p for p in prepared)
     torch.library.opcheck(fused.rotate, (q, k, *prepared, 0, False))
     qkv = torch.randn(2, 6, 8, 16, device=DEVICE, requires_grad=True)

@@ -13,7 +13,7 @@ from comrope.ops.kernels.free import rotate_free
 from comrope.ops.layout import at_every_token, unpack
 from comrope.precision import no_autocast
 
-__all__ = ["rotate_on_gpu", "rotate_packed_on_gpu"]
+__all__ = ["prepare", "rotate_on_gpu", "rotate_packed_on_gpu"]
 
 
 def rotate_on_gpu(
@@ -24,7 +24,7 @@ def rotate_on_gpu(
         if isinstance(angles, Free):
             return _rotate_free(q, k, positions, angles, prefix)
         run = fused.rotate if fused.in_a_graph(q) else fused.RotateEagerly.apply
-        return run(q, k, *_prepare(positions, angles), prefix, halves)
+        return run(q, k, *prepare(positions, angles), prefix, halves)
 
 
 def rotate_packed_on_gpu(
@@ -41,7 +41,7 @@ def rotate_packed_on_gpu(
         if isinstance(angles, Free):
             q, k, v = unpack(qkv, key_heads)
             return *_rotate_free(q, k, positions, angles, prefix), v
-        prepared = _prepare(positions, angles)
+        prepared = prepare(positions, angles)
         wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
         if learns or not in_place:
@@ -54,7 +54,7 @@ def rotate_packed_on_gpu(
         return unpack(qkv, key_heads)
 
 
-def _prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
+def prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
     """Positions, frequencies, basis, skew, direction, planes and block size, as the operators ask.
 
     Without a basis the blocks are mere groups of planes, and are taken apart where they can be.
