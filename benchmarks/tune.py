@@ -81,6 +81,7 @@ class Layer:
         self.turning = Turning(positions, frequencies, basis, size, 0, False)
         self.given = Heads(*unpack(self.qkv, shape["heads"]))
         self.out = Heads(*(launch.empty_like_order(x) for x in self.given if x is not None))
+        self.rotated = Heads(*(torch.empty_like(x) for x in self.out if x is not None))
         self.grads = Heads(*(torch.randn_like(x) for x in self.out if x is not None))
         self.packed = torch.empty_like(self.qkv)
         self.back = Heads(*unpack(self.packed, shape["heads"]))
@@ -94,7 +95,7 @@ class Layer:
 
     def backward(self) -> list[Tensor]:
         of_planes, of_matrix, _ = launch.turn_back(
-            self.out, self.grads, self.turning, self.back,
+            self.rotated, self.grads, self.turning, self.back,
             direction=self.direction, planes=self.planes, wants_angles=True, wants_positions=False,
         )  # fmt: skip
         return [self.packed, of_planes, self._seen(of_matrix)]
@@ -110,10 +111,19 @@ class Layer:
         if isinstance(angles, Torus) and angles.basis is not None:
             parts.append(angles.basis)
         out = self.rope.packed(qkv, self.positions, angles=angles)
+        for mine, found in zip(self.rotated, out, strict=True):
+            if mine is not None:
+                mine.copy_(found.detach())
         grads = torch.autograd.grad(out, [qkv, *parts], self.grads)
         if len(parts) > 1:
             grads = (*grads[:2], self._seen(grads[2]))
         return {"forward": list(out), "backward": list(grads)}
+
+    def poison(self) -> None:
+        """What is to be written holds no number yet."""
+        for x in (*self.out, self.packed):
+            if x is not None:
+                x.fill_(torch.nan)
 
     def _angles(self) -> Torus | Line:
         angles = self.rope.angles()
@@ -130,16 +140,19 @@ class Layer:
 def error_of(got: list[Tensor], expected: list[Tensor]) -> float:
     there = [x.detach().float() for x in got if x.numel()]
     pairs = zip(there, (x.detach().float() for x in expected), strict=True)
-    return max(float((a - b.view(a.shape)).norm() / b.norm()) for a, b in pairs)
+    errors = [(a - b.view(a.shape)).norm() / b.norm() for a, b in pairs]
+    return float(torch.stack(errors).max())  # NaN if any is
 
 
 def milliseconds(call: Callable[[], object]) -> float:
     return time_in_turns({"": call}, DEVICE, rounds=7, queued=True)[""].ms
 
 
-def measure(cut: Cut, call: Callable[[], list[Tensor]], expected: list[Tensor]) -> float | str:
+def measure(cut: Cut, layer: Layer, way: str, expected: list[Tensor]) -> float | str:
     """Its time, or why it has none."""
     cut.settle()
+    layer.poison()
+    call: Callable[[], list[Tensor]] = getattr(layer, way)
     try:
         error = error_of(call(), expected)
     except Exception as problem:  # a cut that does not compile is no reason to stop
@@ -150,12 +163,11 @@ def measure(cut: Cut, call: Callable[[], list[Tensor]], expected: list[Tensor]) 
 def tune(layer: Layer, label: str, copy: float) -> None:
     """Print the times of all cuts, the best one first, there and back."""
     for way, expected in layer.expected().items():
-        call = getattr(layer, way)
         cuts = ITEMS if launch.in_registers(layer.given, layer.turning) else TILES
-        found = {cut: measure(cut, call, expected) for cut in cuts}
+        found = {cut: measure(cut, layer, way, expected) for cut in cuts}
         times = {cut: ms for cut, ms in found.items() if isinstance(ms, float)}
-        for cut in variations(min(times, key=times.__getitem__)):
-            found[cut] = measure(cut, call, expected)
+        for cut in variations(min(times, key=times.__getitem__)) if times else ():
+            found[cut] = measure(cut, layer, way, expected)
         for cut in sorted(found, key=lambda cut: (isinstance(found[cut], str), found[cut])):
             options = " ".join(f"{name} {value}" for name, value in cut._asdict().items())
             print(f"{label} {way} {options}: {said(found[cut], layer.bytes[way] / copy)}")

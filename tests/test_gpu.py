@@ -32,10 +32,12 @@ def test_float32_gradients_against_the_float64_reference(method, init):
             assert relative_error(got[name].double().cpu(), value) < 1e-4, name
 
 
+@pytest.mark.parametrize("backend", ["auto", "spectral"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_phases_stay_float32(method, dtype):
+def test_phases_stay_float32(method, dtype, backend):
     """Under autocast: bit for bit what float32 gives; of low inputs, the same rounded once."""
-    rope = make(method, block_size=8, dtype=torch.float32)
+    backend = "reference" if (method, backend) == ("liere", "spectral") else backend
+    rope = make(method, block_size=8, dtype=torch.float32, backend=backend)
     q, k = (x.detach().to(dtype).float() for x in queries_and_keys(rope))
     q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
     expected = rope(q, k, positions)
@@ -50,7 +52,7 @@ def test_phases_stay_float32(method, dtype):
 
 @pytest.mark.parametrize("name", ["rope", "rope-mixed"])
 def test_phases_never_run_in_tf32(name):
-    rope = make(name, block_size=8, dtype=torch.float32)
+    rope = make(name, block_size=8, dtype=torch.float32, backend="spectral")
     q, k = queries_and_keys(rope)
     q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
     expected = rope(q, k, positions)

@@ -35,7 +35,11 @@ __all__ = [
 
 
 class Torus(NamedTuple):
-    """Commuting angle matrices in spectral form."""
+    """Commuting angle matrices in spectral form.
+
+    The gradient of ``basis`` is good for moving it among orthogonal matrices: what of it would
+    leave them is up to the backend. Likewise that of the ``skew`` of a line.
+    """
 
     basis: Tensor | None  # (H, m, b, b), orthogonal; None is the identity
     frequencies: Tensor  # (N, H, m, f)

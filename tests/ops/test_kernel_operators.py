@@ -208,3 +208,44 @@ def test_a_spectrum_may_lie_in_memory_as_it_likes():
         rope(q, k, positions, angles=turned), rope(q, k, positions, angles=line), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_whoever_looks_on_sees_operators():
+    """Where launches would be hidden from: a tracer, other kinds of tensors, many gradients."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    rope = make("comrope-torus", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
+    positions = torch.rand(6, 2, device=DEVICE)
+    traced = make_fx(lambda q, k: rope(q, k, positions))(q, k)
+    assert any(node.target == torch.ops.comrope.rotate.default for node in traced.graph.nodes)
+    for got, expected in zip(traced(q, k), rope(q, k, positions), strict=True):
+        assert torch.equal(got, expected)
+
+    q.requires_grad_()
+    out = rope(q, k, positions)[0]
+    grads = torch.randn(3, *out.shape, device=DEVICE)
+    (many,) = torch.autograd.grad(out, q, grads, retain_graph=True, is_grads_batched=True)
+    for one, grad in zip(many, grads, strict=True):
+        torch.testing.assert_close(one, torch.autograd.grad(out, q, grad, retain_graph=True)[0])
+
+
+def test_forward_mode_is_left_to_others():
+    rope = make("comrope-torus", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    qkv = torch.randn(2, 5, 6, 16, device=DEVICE)
+    positions = torch.rand(5, 2, device=DEVICE)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(qkv, torch.ones_like(qkv))
+        with pytest.raises(ValueError, match="know no function transforms"):
+            rope.packed(dual, positions, in_place=True)
+
+
+def test_numbers_that_share_a_place_are_turned_once():
+    rope = make("comrope-torus", dtype=torch.float32, head_dim=16, backend="triton").to(DEVICE)
+    line = torch.randn(200, device=DEVICE)
+    windows = line.as_strided((1, 4, 6, 16), (0, 20, 16, 1))  # a token begins within the last one
+    positions = torch.rand(4, 2, device=DEVICE)
+    with torch.no_grad():
+        expected = rope.packed(windows.clone(), positions)
+        got = rope.packed(windows, positions, in_place=True)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))

@@ -39,7 +39,7 @@ class Times(NamedTuple):
     ms: float
     low: float
     high: float
-    host_ms: float  # what the CPU was busy with launching it
+    host_ms: float  # until the CPU had launched it; where a queue was full, waiting for that too
     rounds: int
 
     @classmethod
@@ -151,6 +151,8 @@ def training_step(
     with cast():
         output = model(*inputs)
     backward(output)
+    for tensor in inputs:  # which may be those of others too, whose memory is counted
+        tensor.grad = None
 
 
 def cross_entropy_backward(targets: Tensor, logits: Tensor) -> None:

@@ -121,7 +121,7 @@ def _tensor_obstacle(
     """Why the kernels cannot serve these tensors."""
     if q is None or k is None or positions is None:
         return None
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+    if not torch.compiler.is_compiling() and _transformed():
         return "its kernels know no function transforms (vmap, jvp, second derivatives)"
     parts = [part for part in angles if isinstance(part, Tensor)]
     parts += getattr(angles, "known", None) or ()
@@ -137,6 +137,11 @@ def _tensor_obstacle(
     if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return None
     return f"the tensors are on {q.device.type}, and its kernels run on an NVIDIA GPU"
+
+
+def _transformed() -> bool:
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @settled_when_compiled

@@ -23,7 +23,7 @@ from comrope.experiments.timing import Times, allocated, peak_above, time_in_tur
 
 __all__ = ["FAILURES", "Baseline", "Candidate", "Part", "Subject", "run_part"]
 
-MOST_COMPILATIONS = 200
+MOST_COMPILATIONS = 1000
 FAILURES = ("parity failed", "failed")  # what makes the exit code of a run other than zero
 Row = dict[str, Any]
 Advance = Callable[[str], None]
@@ -91,12 +91,12 @@ def run_part(
 @contextlib.contextmanager
 def _many_compilations() -> Iterator[None]:
     """The code of one module is compiled for many instances here, each with its own options."""
-    settings = torch._dynamo.config
-    usual, settings.recompile_limit = settings.recompile_limit, MOST_COMPILATIONS
-    try:
+    with torch._dynamo.config.patch(
+        recompile_limit=MOST_COMPILATIONS,
+        accumulated_recompile_limit=MOST_COMPILATIONS,
+        fail_on_recompile_limit_hit=True,  # rather than time what is not compiled
+    ):
         yield
-    finally:
-        settings.recompile_limit = usual
 
 
 class _Runner:
@@ -135,7 +135,11 @@ class _Runner:
             self.advance(candidate.name)
             if subject := self._gated(candidate):
                 pair = {0: subject} if yardstick is None else {0: subject, 1: yardstick}
-                found = self._measure(pair)
+                try:
+                    found = self._measure(pair)
+                except Exception as error:  # whatever one candidate does, the others go on
+                    self.rows[id(candidate)].update(_why(candidate, error))
+                    continue
                 seen.append(found.get(1))
                 self._note(self.rows[id(candidate)], subject, found[0], found.get(1))
         if own is not None and yardstick is not None:

@@ -23,8 +23,9 @@ def rotate_on_gpu(
     with no_autocast(q.device):
         if isinstance(angles, Free):
             return _rotate_free(q, k, positions, angles, prefix)
-        run = fused.rotate if fused.in_a_graph(q) else fused.RotateEagerly.apply
-        return run(q, k, *prepare(positions, angles), prefix, halves)
+        prepared = prepare(positions, angles)
+        run = fused.rotate if fused.seen(q, k, *prepared) else fused.RotateEagerly.apply
+        return run(q, k, *prepared, prefix, halves)
 
 
 def rotate_packed_on_gpu(
@@ -45,13 +46,24 @@ def rotate_packed_on_gpu(
         wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
         if learns or not in_place:
-            run = fused.rotate_packed if fused.in_a_graph(qkv) else fused.RotatePackedEagerly.apply
+            eagerly = not fused.seen(qkv, *prepared)
+            run = fused.RotatePackedEagerly.apply if eagerly else fused.rotate_packed
             return run(qkv, *prepared, prefix, halves)
-        if qkv.stride(-1) != 1 or 0 in qkv.stride():  # not every number has a place of its own
+        if qkv.stride(-1) != 1 or _overlaps(qkv):
             qkv = qkv.contiguous()
         positions, frequencies, basis, _, _, _, size = prepared
         fused.rotate_packed_(qkv, positions, frequencies, basis, size, prefix, halves)
         return unpack(qkv, key_heads)
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether numbers may share their places in memory: in place they would be turned twice."""
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach = stride * size if size > 1 else reach
+    return False
 
 
 def prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ def finish_kernel(
     AXES: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr,
     CHUNK: tl.constexpr, IS_LINE: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
-    """``sums`` (shares, H m, EACH), as rotation_back.py leaves them or with SKEW as blocks.py does.
+    """``sums`` (shares, H m, EACH), as rotation_back.py leaves them, or with SKEW blocks_back.py.
 
     Of a torus: ``plane_grad`` (N, H m, f) of the frequencies, ``matrix_grad`` (H m, b, b) of the
     basis. Of a line: (N, H m) of the direction, (H m, b, b) of the skew matrix, whose frequencies
@@ -144,7 +144,7 @@ def _matrix(
 def _skew(
     at, shares, stride, SIZE: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The four parts of half the wedges that blocks.py leaves, zero within a plane."""
+    """The four parts of half the wedges that blocks_back.py leaves, zero within a plane."""
     square: tl.constexpr = PADDED * PADDED
     planes: tl.constexpr = SIZE // 2
     e = tl.arange(0, square)

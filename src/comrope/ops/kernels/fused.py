@@ -30,10 +30,10 @@ from comrope.ops.layout import unpack
 __all__ = [
     "RotateEagerly",
     "RotatePackedEagerly",
-    "in_a_graph",
     "rotate",
     "rotate_packed",
     "rotate_packed_",
+    "seen",
 ]
 
 
@@ -245,7 +245,8 @@ class RotateEagerly(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> Any:
-        return _rotate_autograd(ctx, q_grad, k_grad, _rotate_backward)
+        back = rotate_backward if _batched(q_grad, k_grad) else _rotate_backward
+        return _rotate_autograd(ctx, q_grad, k_grad, back)
 
 
 class RotatePackedEagerly(torch.autograd.Function):
@@ -260,9 +261,24 @@ class RotatePackedEagerly(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> Any:
-        return _packed_autograd(ctx, q_grad, k_grad, v_grad, _rotate_packed_backward)
+        many = _batched(q_grad, k_grad, v_grad)
+        back = rotate_packed_backward if many else _rotate_packed_backward
+        return _packed_autograd(ctx, q_grad, k_grad, v_grad, back)
 
 
-def in_a_graph(x: Tensor) -> bool:
-    """Whether operators are needed: to be seen by a compiler, or by another kind of tensor."""
-    return torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter)
+def seen(*tensors: Any) -> bool:
+    """Whether anybody looks on who needs operators: a compiler, a mode, another kind of tensor."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    plain = (Tensor, torch.nn.Parameter)
+    return any(isinstance(x, Tensor) and type(x) not in plain for x in tensors)
+
+
+def _batched(*grads: Tensor) -> bool:
+    """Whether gradients come many at a time (``is_grads_batched``), which operators can take."""
+    try:
+        for grad in grads:
+            grad.untyped_storage()
+    except NotImplementedError:  # many in one have none of their own
+        return True
+    return False

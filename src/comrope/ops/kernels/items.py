@@ -115,7 +115,7 @@ def parts(tile, SIZE: tl.constexpr, HALVES: tl.constexpr):
 
 @triton.jit
 def store_item(at, x, live, blocks, SIZE: tl.constexpr, HALVES: tl.constexpr):
-    """What ``_load`` and ``_parts`` read, written."""
+    """What ``load_item`` and ``parts`` read, written."""
     if HALVES:
         first, second = (), ()
         for plane in tl.static_range(SIZE // 2):

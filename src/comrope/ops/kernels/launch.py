@@ -205,7 +205,7 @@ def _items(heads: Heads, turning: Turning) -> tuple[int, dict[str, Any]]:
     count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
     rows = max(1, ITEMS // count)
     programs, sizes = _sizes(heads, turning, rows, count)
-    fast = heads.k.dtype != torch.float32 and heads.k.is_cuda
+    fast = heads.k.dtype != torch.float32 and heads.k.device.type != "cpu"
     more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES, "num_warps": ITEM_WARPS}
     return programs, sizes | more
 
