@@ -12,10 +12,12 @@ import comrope
 ROOT = Path(comrope.__file__).parent
 # In the order in which data goes: each room may import the rooms before it.
 ROOMS = (
-    "checks", "precision", "angles", "methods", "positions", "ops", "rotary", "analysis", "models",
-    "experiments",
+    "checks", "precision", "angles", "methods", "positions", "ops", "rotary", "analysis",
+    "integrations", "models", "experiments",
 )  # fmt: skip
-STRANGERS = {("methods", "positions"), ("ops", "methods"), ("ops", "positions")}
+STRANGERS = {
+    ("methods", "positions"), ("ops", "methods"), ("ops", "positions"), ("models", "integrations"),
+}  # fmt: skip
 
 
 def imports_by_room() -> set[tuple[str, str, str]]:

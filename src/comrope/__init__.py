@@ -23,11 +23,18 @@ __all__ = [
     "perturb",
     "relative",
     "shift",
+    "swap",
+    "unswap",
     "with_class_token",
 ]
 
 # What needs more than torch is loaded when it is first asked for.
-LAZY = {"create_model": ("comrope.models", "create_model"), "models": ("comrope.models", None)}
+LAZY = {
+    "create_model": ("comrope.models", "create_model"),
+    "models": ("comrope.models", None),
+    "swap": ("comrope.integrations", "swap"),
+    "unswap": ("comrope.integrations", "unswap"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,8 @@ class RotaryEmbedding(nn.Module):
         position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
             default. They are made for positions that count patches: for positions in [0, 1] give
             the grid of the training resolution.
+        frequencies: Vanilla RoPE's themselves, one a plane of an axis, in place of those of
+            ``base``: what a pre-trained model has, scaled in whatever way.
         channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
             channel c and c + head_dim / 2, as in Hugging Face's language models. Angle and
             rotation matrices always speak of the interleaved order.
@@ -58,6 +60,7 @@ class RotaryEmbedding(nn.Module):
         init: str = "normal",
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
+        frequencies: Sequence[float] | None = None,
         channel_order: str = "interleaved",
         num_prefix_tokens: int = 0,
         backend: str = "auto",
@@ -75,6 +78,7 @@ class RotaryEmbedding(nn.Module):
             init=init,
             base=base,
             position_scale=position_scale,
+            frequencies=frequencies,
             device=device,
             dtype=dtype,
             **options,

@@ -38,6 +38,7 @@ class Method(nn.Module):
         init: str = "normal",
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
+        frequencies: Sequence[float] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -52,7 +53,7 @@ class Method(nn.Module):
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
         self.is_vanilla = self.name == "rope" or init == "rope"
         self._check_blocks()
-        self._set_vanilla(base, position_scale)
+        self._set_vanilla(base, position_scale, frequencies)
         for name, shape in self.shapes().items():
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
@@ -75,7 +76,8 @@ class Method(nn.Module):
         return (
             self.name == other.name
             and self.extra_repr() == other.extra_repr()
-            and (self.settings == other.settings)
+            and self.given_frequencies == other.given_frequencies
+            and self.settings == other.settings
         )
 
     def reset_parameters(self) -> None:
@@ -89,6 +91,7 @@ class Method(nn.Module):
             self.num_blocks,
             self.block_size,
             base=self.base,
+            given=self.given_frequencies,
             position_scale=self.position_scale,
             device=like.device,
         )
@@ -125,9 +128,13 @@ class Method(nn.Module):
             )
 
     def _set_vanilla(
-        self, base: float | None, position_scale: float | Sequence[float] | None
+        self,
+        base: float | None,
+        position_scale: float | Sequence[float] | None,
+        frequencies: Sequence[float] | None,
     ) -> None:
-        for label, value in (("base", base), ("position_scale", position_scale)):
+        given = {"base": base, "position_scale": position_scale, "frequencies": frequencies}
+        for label, value in given.items():
             if value is not None and not self.is_vanilla:
                 raise ValueError(
                     f"{label}: expected None, since only method 'rope' and init 'rope' have "
@@ -137,6 +144,15 @@ class Method(nn.Module):
         self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
         self.position_scale = checks.per_axis("position_scale", scale, self.num_axes, positive=True)
+        self.given_frequencies: tuple[float, ...] | None = None
+        if frequencies is not None:
+            if base is not None:
+                raise ValueError("base: expected None beside frequencies, which take its place")
+            planes = self.num_blocks // self.num_axes * self.num_planes
+            if len(frequencies) != planes:
+                wanted = f"{planes}, one a plane of an axis"
+                raise ValueError(f"frequencies: expected {wanted}, got {len(frequencies)}")
+            self.given_frequencies = tuple(checks.real("frequencies", f) for f in frequencies)
 
 
 def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
@@ -198,18 +214,24 @@ def rope_frequencies(
     block_size: int,
     *,
     base: float = 10000.0,
+    given: Sequence[float] | None = None,
     position_scale: Sequence[float] = (1.0,),
     device: torch.device | None = None,
 ) -> Tensor:
     """Vanilla RoPE: (N, m, f) in float64, non-zero where the block turns with the axis.
 
     The planes of one axis, in order, have the frequencies base^0, base^(-1/P), ...,
-    base^(-(P-1)/P), with P planes an axis: for one axis those of RoFormer. Blocks larger than two
-    keep the planes of an axis together, which is the same encoding with its channels permuted.
+    base^(-(P-1)/P), with P planes an axis: for one axis those of RoFormer; or those ``given``.
+    Blocks larger than two keep the planes of an axis together, which is the same encoding with its
+    channels permuted.
     """
     planes = num_blocks // num_axes * (block_size // 2)
-    exponents = torch.arange(planes, device=device, dtype=torch.float64) / max(planes, 1)
-    one_axis = (base**-exponents).view(num_blocks // num_axes, block_size // 2)
+    if given is None:
+        exponents = torch.arange(planes, device=device, dtype=torch.float64) / max(planes, 1)
+        one_axis = base**-exponents
+    else:
+        one_axis = torch.tensor(given, device=device, dtype=torch.float64)
+    one_axis = one_axis.view(num_blocks // num_axes, block_size // 2)
     frequencies = one_axis.new_zeros(num_axes, num_blocks, block_size // 2)
     for axis in range(num_axes):
         frequencies[axis, axis::num_axes] = one_axis * position_scale[axis]
