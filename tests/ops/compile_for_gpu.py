@@ -120,6 +120,4 @@ if __name__ == "__main__":
         compile_both(f"ViT-B {kind}", kind, torch.bfloat16)
     llama = {"batch": 1, "tokens": 8192, "heads": 8, "group": 4, "dim": 128, "axes": 1}
     compile_both("Llama line", "line", torch.bfloat16, packed=False, halves=True, **llama)
-    compile_both("large line", "line", torch.bfloat16, dim=64, size=16)
     compile_both("odd line", "line", torch.float16, dim=72, size=9, axes=3)
-    compile_both("float32 line", "line", torch.float32, packed=False)

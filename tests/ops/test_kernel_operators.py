@@ -167,7 +167,7 @@ def test_the_kernels_compile_for_a_gpu_and_stay_in_registers():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = {row["kernel"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert len(found) == 20
+    assert len(found) == 14
     for name, row in found.items():
         if name.startswith(("ViT-B", "Llama")):
             assert row["spilled"] <= 64, row  # a few numbers, once a row

@@ -203,7 +203,7 @@ def _items(heads: Heads, turning: Turning) -> tuple[int, dict[str, Any]]:
     """Programs, and sizes, of blocks.py."""
     blocks = turning.frequencies.shape[2]
     count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
-    rows = max(1, ITEMS // count)
+    rows = max(1, (128 if heads.k.device.type == "cpu" else ITEMS) // count)
     programs, sizes = _sizes(heads, turning, rows, count)
     fast = heads.k.dtype != torch.float32 and heads.k.device.type != "cpu"
     more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES, "num_warps": ITEM_WARPS}
@@ -217,8 +217,10 @@ def _power_of_2(number: int) -> int:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    on_gpu = device.type == "cuda"
-    return torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 132
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    # Interpreted on a CPU, few programs that walk through many rows take the least time.
+    return 1 if device.type == "cpu" else 132
 
 
 def _blocks_together(blocks: int, most: int, least: int) -> int:
