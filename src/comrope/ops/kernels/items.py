@@ -158,11 +158,7 @@ def rotated(x, cos, sin, SIZE: tl.constexpr):
 
 @triton.jit
 def rotated_back(x, cos, sin, SIZE: tl.constexpr):
-    values = ()
+    opposite = ()
     for plane in tl.static_range(SIZE // 2):
-        first, second = x[2 * plane], x[2 * plane + 1]
-        values = values + (
-            first * cos[plane] + second * sin[plane],
-            second * cos[plane] - first * sin[plane],
-        )
-    return values
+        opposite = opposite + (-sin[plane],)
+    return rotated(x, cos, opposite, SIZE)

@@ -23,6 +23,7 @@ __all__ = [
     "Turning",
     "empty_angle_gradients",
     "empty_like_order",
+    "in_registers",
     "turn",
     "turn_back",
 ]
