@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +97,7 @@ def measured(tmp_path_factory):
 def test_json_csv_and_picture_are_written(measured):
     out, results = measured
     assert json.loads((out / "results.json").read_text()) == results
-    assert results["suites"] == results["finished"] == ["rotation", "liere"]
+    assert results["suites"] == list(results["finished"]) == ["rotation", "liere"]
     assert results["setting"]["grid"] == [2, 2]
     about = results["machine"]
     for key in ("device", "torch", "triton", "timm", "transformers", "date", "commit", "dirty"):
@@ -198,6 +199,13 @@ def test_candidates_take_turns():
     assert all(times.rounds == 3 for times in found.values())
 
 
+def test_slow_calls_have_fewer_rounds(monkeypatch):
+    monkeypatch.setattr(timing, "LONGEST", 0.05)
+    work = {"slow": lambda: time.sleep(0.02), "quick": lambda: None}
+    found = timing.time_in_turns(work, CPU, rounds=9, warm_up=0)
+    assert (found["slow"].rounds, found["quick"].rounds) == (timing.FEWEST, 9)
+
+
 def test_a_gpu_has_a_number(monkeypatch):
     """What torch.cuda.set_device asks for."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -278,6 +286,17 @@ def test_mistakes_are_told_in_a_line(arguments, message, monkeypatch, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
+def test_some_rows_beside_the_yardstick(monkeypatch, tmp_path, capfd):
+    part = fake_part(fake("none"), fake("ours"), fake("theirs"), fake("others"))
+    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
+    run = ("rotation", "--device", "cpu", "--out", tmp_path)
+    assert command(monkeypatch, *run, "--only", "our", "--only", "others") == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["none", "ours", "others"]
+    assert command(monkeypatch, *run, "--only", "nobody") == 2
+    assert "only: no row's name contains nobody" in capfd.readouterr().err
+
+
 def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
     def interrupt(setting: Setting) -> Part:
         raise KeyboardInterrupt
@@ -288,7 +307,7 @@ def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
     assert command(monkeypatch, "rotation", "vit", "--device", "cpu", "--out", tmp_path) == 130
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["suites"] == ["rotation", "vit"]
-    assert results["finished"] == ["rotation"]
+    assert list(results["finished"]) == ["rotation"]
     assert [row["status"] for row in results["rows"]] == ["timed", "timed"]
 
 

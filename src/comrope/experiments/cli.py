@@ -146,7 +146,13 @@ def bench_command(
         bool | None,
         typer.Option("--compile/--no-compile", help="Compiled rows too; the preset's by default."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How often each is timed.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="How often each is timed; slow ones less often.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Rows whose names contain this, beside the yardstick; repeatable."),
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="The folder for results.json, results.csv and figure.png.")
     ] = Path("out/bench"),
@@ -161,7 +167,9 @@ def bench_command(
     setting = setting_of(
         preset, device=device, dtype=dtype, batch=batch, rounds=rounds, compiled=compiled
     )
-    results = bench(suites or ["all"], setting, out, preset=preset, progress=not quiet)
+    results = bench(
+        suites or ["all"], setting, out, preset=preset, only=only or (), progress=not quiet
+    )
     if results["failures"]:
         _leave(f"comrope: {results['failures']} checks failed; see above", 1)
 

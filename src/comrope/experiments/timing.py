@@ -29,7 +29,9 @@ Call = Callable[[], Any]
 Name = TypeVar("Name", bound=Hashable)
 # Short calls are repeated until a sample takes about this long, unless that is too many of them: a
 # GPU's queue holds about a thousand launches.
-AIM, MOST = 0.02, 20
+AIM, MOST = 0.005, 10
+# Slow ones have fewer rounds: as many as fit into so many seconds, but not less than these.
+LONGEST, FEWEST = 1.5, 6
 CYCLES = 2e9  # of a GPU's clock a second, about
 
 
@@ -99,7 +101,7 @@ def time_in_turns(
     queued: bool = False,
     on_round: Callable[[], Any] = lambda: None,
 ) -> dict[Name, Times]:
-    """Time every call once a round, one after the other, for many rounds.
+    """Time every call once a round, one after the other, for many rounds; slow ones for fewer.
 
     ``queued`` times the device alone (see ``sample``), for calls too short to keep it busy.
     """
@@ -109,12 +111,15 @@ def time_in_turns(
             call()
         took, host = sample(device, call)
         repeats = max(1, min(MOST, int(AIM / max(took, 1e-9))))
-        plans[name] = (repeats, 1.5 * host * repeats + 1e-3 if queued else 0.0)
+        ahead = 1.5 * host * repeats + 1e-3 if queued else 0.0
+        fitting = int(LONGEST / (ahead + max(took, host) * repeats))
+        plans[name] = (min(rounds, max(FEWEST, fitting)), repeats, ahead)
     samples: dict[Name, list[tuple[float, float]]] = {name: [] for name in work}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name, call in work.items():
-            repeats, ahead = plans[name]
-            samples[name].append(sample(device, call, repeats=repeats, ahead=ahead))
+            own_rounds, repeats, ahead = plans[name]
+            if number < own_rounds:
+                samples[name].append(sample(device, call, repeats=repeats, ahead=ahead))
         on_round()
     return {name: Times.of(some) for name, some in samples.items()}
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,12 @@ def bench(
     out: Path,
     *,
     preset: str = "",
+    only: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
     """Run the suites, writing what there is to ``out`` after each of them; print the tables.
 
+    ``only``: of all candidates those whose names contain one of these, and the yardstick.
     Returns what results.json holds; ``failures`` counts the rows that were red.
     """
     wanted = _suites(suites)
@@ -125,20 +128,25 @@ def bench(
         "command": shlex.join(["comrope", *sys.argv[1:]]),
         "preset": preset,
         "suites": wanted,
-        "finished": [],
+        "finished": {},
         "machine": described_machine(setting.device),
         "setting": _plain(setting),
         "failures": 0,
         "rows": [],
     }
     for suite in wanted:
+        begun = time.monotonic()
         for make in SUITES[suite]:
-            results["rows"] += _run(make(setting), setting, progress)
-        results["finished"].append(suite)
+            if (part := _some(make(setting), only)).candidates:
+                results["rows"] += _run(part, setting, progress)
+        results["finished"][suite] = round(time.monotonic() - begun, 1)
         results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
-        write(results, out)
-        if progress and suite != wanted[-1]:
-            say(f"{suite}: written to {out}")
+        if results["rows"]:
+            write(results, out)
+        if suite != wanted[-1]:
+            say(f"{suite}: {results['finished'][suite]:.0f} s, written to {out}")
+    if not results["rows"]:
+        raise UserError(f"only: no row's name contains {' or '.join(only)}")
     print_tables(results["rows"])
     for name in ("results.json", "results.csv", "figure.png"):
         print(f"{name}: {out / name}")
@@ -149,6 +157,16 @@ def _fill_workspaces(setting: Setting) -> None:
     """What the libraries allocate once: it must not count as memory of whoever comes first."""
     x = torch.randn(256, 256, device=setting.device, dtype=setting.dtype, requires_grad=True)
     torch.nn.functional.linear(x, x, x[0]).sum().backward()
+
+
+def _some(part: Part, only: Sequence[str]) -> Part:
+    wanted = [
+        candidate
+        for candidate in part.candidates
+        if candidate.name == part.yardstick or any(text in candidate.name for text in only)
+    ]
+    alone = all(candidate.name == part.yardstick for candidate in wanted)
+    return replace(part, candidates=[] if alone else wanted) if only else part
 
 
 def _run(part: Part, setting: Setting, progress: bool) -> list[dict[str, Any]]:
