@@ -126,6 +126,8 @@ def test_every_rotation_is_checked_before_it_is_timed(measured):
     per_sample = rows["comrope-ld, spectral, per sample"]["measures"]["forward"]["of"]
     assert set(per_sample) == {"vanilla", "shared"}
     assert rows[COPY]["measures"]["forward"]["of_copy"] == pytest.approx(1)
+    at_hand = rows["comrope-ld, angles at hand"]["measures"]
+    assert at_hand["step"]["ms"] < rows["comrope-ld, spectral"]["measures"]["step"]["ms"]
 
 
 def test_a_backend_that_cannot_run_is_a_row_with_the_reason(measured):

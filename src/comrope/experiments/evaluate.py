@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import IGNORED, Normalize, eval_loader
@@ -55,12 +56,13 @@ def build_model(config: Config) -> ViT:
         raise UserError(f"model: {error}") from None
 
 
-def compile_blocks(model: ViT, dynamic: bool | None = None) -> None:
+def compile_blocks(model: nn.Module, dynamic: bool | None = None) -> None:
     """Compile the blocks rather than the whole: one compilation serves them all."""
-    for block in model.blocks:
+    blocks = list(cast(Iterable[nn.Module], model.blocks))
+    for block in blocks:
         block.compile(dynamic=dynamic)
     # The blocks share their code; each rate of drop path needs a compilation of its own.
-    torch._dynamo.config.recompile_limit += 4 * len(model.blocks)
+    torch._dynamo.config.recompile_limit += 4 * len(blocks)
 
 
 def check_resolutions(model: ViT, resolutions: Iterable[int]) -> None:

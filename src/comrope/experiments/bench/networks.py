@@ -264,9 +264,9 @@ def _subject(
     module = make().to(setting.device)
     cast = cast or partial(autocast, PRECISION[setting.dtype], setting.device)
     ran = next((used_backend(rope, setting) for rope in rotary_modules(module).values()), "")
-    if compiled and isinstance(module, ViT):  # for its own sizes, whatever other instances have
+    if compiled and hasattr(module, "blocks"):  # a ViT, ours or timm's, for its own sizes alone
         compile_blocks(module, dynamic=False)
-    elif compiled:  # timm's models too: their rotations are made outside of the blocks
+    elif compiled:
         module.compile(dynamic=False)
     return Subject(
         {

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from comrope import ops
+from comrope.angles import Line
 from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
 from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
 from comrope.experiments.bench.setting import (
     Setting,
     Shape,
+    block_size_of,
     colour_of,
     llama_positions,
     llama_rotary,
@@ -38,6 +40,7 @@ __all__ = ["COPY", "HUGGING_FACE", "Layer", "liere", "llama_rotation", "rotation
 
 COPY = "copying memory"
 HUGGING_FACE = "Hugging Face RoPE"
+AT_HAND = "angles at hand"
 BACKENDS = tuple(backend for backend in ops.BACKENDS if backend != "auto")
 COMMUTING = tuple(method for method in METHODS if method != "liere")
 
@@ -102,11 +105,17 @@ def rotation(setting: Setting) -> Part:
             candidates.append(Candidate(name, build, colour_of(name), compiled=compiled))
     for method in COMMUTING:
         for backend in BACKENDS:
-            for kind in ("shared", "per sample"):
+            kinds = ["shared", "per sample"]
+            if backend == "reference" and method != "comrope-ld":  # so slow that one must do
+                kinds.remove("per sample")
+            for kind in kinds:
                 per_sample = kind == "per sample"
                 build = partial(_own_subject, layer, setting, method, backend, per_sample)
                 name = name_of(method, backend, kind)
                 candidates.append(Candidate(name, build, method, backend, kind))
+        if block_size_of(method) > 2:
+            build = partial(_own_subject, layer, setting, method, "auto", at_hand=True)
+            candidates.append(Candidate(f"{method}, {AT_HAND}", build, method, "auto"))
         if setting.compile:
             build = partial(_own_subject, layer, setting, method, "auto", compiled=True)
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
@@ -160,9 +169,12 @@ def _own_subject(
     backend: str,
     per_sample: bool = False,
     compiled: bool = False,
+    at_hand: bool = False,
 ) -> Subject:
     make = partial(own_rotation, setting, method)
-    return _subject(layer, setting, make, backend, token_positions(setting, per_sample), compiled)
+    positions = token_positions(setting, per_sample)
+    subject = _subject(layer, setting, make, backend, positions, compiled)
+    return _with_angles_at_hand(layer, make(backend), positions, subject) if at_hand else subject
 
 
 def _llama_subject(
@@ -195,6 +207,23 @@ def _subject(
         return rotation_parity(rotate, exact, layer.q, layer.k, **learned)
 
     return layer.subject(rotate, angles, check, used_backend(rope, setting))
+
+
+def _with_angles_at_hand(
+    layer: Layer, rope: RotaryEmbedding, positions: Tensor, whole: Subject
+) -> Subject:
+    """The rotation without what makes its angles of parameters, which a ViT does for all layers at
+    once. Checked as a whole."""
+    angles = rope.angles()
+    if isinstance(angles, Line):
+        angles = angles.with_spectrum()
+    leaves: dict[str, Any] = {
+        name: value.detach().requires_grad_()
+        for name, value in angles._asdict().items()
+        if isinstance(value, Tensor)
+    }
+    rotate = partial(rope, positions=positions, angles=angles._replace(**leaves))
+    return layer.subject(rotate, list(leaves.values()), whole.check, whole.ran)
 
 
 def _rival_subject(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,7 +172,7 @@ class _Runner:
     def _gated(self, candidate: Candidate) -> Subject | None:
         """The candidate, built and found correct; otherwise its row says why it is not timed."""
         row, device = self.rows[id(candidate)], self.setting.device
-        before = allocated(device)
+        before, begun = allocated(device), time.monotonic()
         try:
             subject = candidate.build()
             verdict = subject.check()
@@ -184,6 +185,8 @@ class _Runner:
         except Exception as error:  # whatever one candidate does, the others go on
             row.update(_why(candidate, error))
             return None
+        finally:
+            row["prepared_s"] = round(time.monotonic() - begun, 1)
         row["peak_mib"] = None if peak is None else peak / 2**20
         return subject
 
