@@ -20,7 +20,7 @@ from torch import Tensor
 
 import comrope
 from comrope.angles import Free, Line, Torus
-from comrope.experiments.timing import time_in_turns
+from comrope.experiments.timing import make_ready, time_in_turns
 from comrope.ops.kernels import launch
 from comrope.ops.kernels.entry import prepare
 from comrope.ops.kernels.launch import Heads, Turning
@@ -145,7 +145,8 @@ def error_of(got: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    return time_in_turns({"": call}, DEVICE, rounds=7, queued=True)[""].ms
+    work = make_ready(call, DEVICE, rounds=7, queued=True)
+    return time_in_turns({"": work}, DEVICE)[""].ms
 
 
 def measure(cut: Cut, layer: Layer, way: str, expected: list[Tensor]) -> float | str:

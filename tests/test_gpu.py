@@ -7,6 +7,7 @@ import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients
 
 import comrope
+from comrope.experiments import timing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,6 +118,24 @@ def test_a_graph_that_is_replayed(method):
             tensor.add_(0.1 * torch.randn_like(tensor))
     graph.replay()
     torch.testing.assert_close(replayed, step(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_graph_is_timed_without_the_launches():
+    x = torch.zeros(1, device="cuda")
+
+    def call() -> None:
+        for _ in range(3000):  # more than a queue holds
+            x.add_(1)
+
+    pool = torch.cuda.graph_pool_handle()
+    graph = timing.make_ready(call, x.device, rounds=3, pool=pool)
+    plain = timing.make_ready(call, x.device, rounds=3)
+    found = timing.time_in_turns({"graph": graph, "plain": plain}, x.device)
+    assert (found["graph"].graph, found["plain"].graph) == (True, False)
+    assert found["graph"].ms < 0.9 * found["plain"].ms
+    before = float(x)
+    graph.run()
+    assert float(x) == before + 3000 * graph.repeats
 
 
 def test_noise_from_a_generator_is_the_same_on_every_device():

@@ -194,17 +194,19 @@ def test_a_missing_library_and_a_crash_are_told_apart(monkeypatch):
 
 def test_candidates_take_turns():
     order: list[str] = []
-    work = {name: lambda name=name: order.append(name) for name in "abc"}
-    found = timing.time_in_turns(work, CPU, rounds=3, warm_up=0)
-    runs = [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
-    assert "".join(runs) == "abc" * 4  # once to see how long they take
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    work = {name: timing.make_ready(call, CPU, rounds=3) for name, call in calls.items()}
+    order.clear()
+    found = timing.time_in_turns(work, CPU)
+    assert "".join(order) == "".join(work[name].repeats * name for name in "abc") * 3
     assert all(times.rounds == 3 for times in found.values())
 
 
 def test_slow_calls_have_fewer_rounds(monkeypatch):
     monkeypatch.setattr(timing, "LONGEST", 0.05)
-    work = {"slow": lambda: time.sleep(0.02), "quick": lambda: None}
-    found = timing.time_in_turns(work, CPU, rounds=9, warm_up=0)
+    calls = {"slow": lambda: time.sleep(0.02), "quick": lambda: None}
+    work = {name: timing.make_ready(call, CPU, rounds=9) for name, call in calls.items()}
+    found = timing.time_in_turns(work, CPU)
     assert (found["slow"].rounds, found["quick"].rounds) == (timing.FEWEST, 9)
 
 
@@ -221,7 +223,7 @@ def test_a_gpu_has_a_number(monkeypatch):
 def test_the_median_and_the_quartiles():
     times = Times.of([(took, took) for took in (0.001, 0.002, 0.003, 0.004, 0.1)])
     assert (times.ms, times.low, times.high) == pytest.approx((3, 2, 4))
-    assert Times.of([(0.001, 0.002)]) == pytest.approx((1, 1, 1, 2, 1))
+    assert Times.of([(0.001, 0.002)]) == pytest.approx((1, 1, 1, 2, 1, 0))
 
 
 def test_compiled_candidates_are_set_against_the_yardstick_beside_them(monkeypatch):
@@ -229,11 +231,13 @@ def test_compiled_candidates_are_set_against_the_yardstick_beside_them(monkeypat
     pace = [1.0]
     units = {"none": 10.0, "slow": 20.0, "fast": 11.0}
     called: list[str] = []
+    turns: list[str] = []
 
     def in_turns(work, device, **_):
         found = {}
-        for key, call in work.items():
-            call()
+        for key, ready in work.items():
+            ready.run()
+            turns.append(called[-1])
             ms = units[called[-1]] * pace[0]
             found[key] = Times(ms, ms, ms, ms, 1)
         pace[0] *= 1.5
@@ -246,8 +250,8 @@ def test_compiled_candidates_are_set_against_the_yardstick_beside_them(monkeypat
     )
     rows = run_part(part, TINY)
     found = {(row["name"], row["compiled"]): row["measures"]["step"]["of"] for row in rows}
-    turns = [name for at, name in enumerate(called) if at == 0 or called[at - 1] != name]
-    assert turns == ["fast", "slow", "none", "fast", "none"]
+    every_call_twice = ["fast", "slow", "none", "fast", "none"]  # forward and step
+    assert turns == [name for name in every_call_twice for _ in range(2)]
     assert found["none", True] == {"none": 1}
     assert found["slow", True]["none"] == pytest.approx(2, rel=1e-3)
     assert found["fast", True]["none"] == pytest.approx(1.1, rel=1e-3)

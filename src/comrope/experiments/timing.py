@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 __all__ = [
     "Cast",
     "Times",
+    "Work",
     "allocated",
     "cross_entropy_backward",
     "inference_step",
+    "make_ready",
     "peak_above",
     "sample",
     "seconds",
@@ -43,15 +46,27 @@ class Times(NamedTuple):
     high: float
     host_ms: float  # until the CPU had launched it; where a queue was full, waiting for that too
     rounds: int
+    graph: bool = False  # whether it was replayed as a CUDA graph
 
     @classmethod
-    def of(cls, samples: Sequence[tuple[float, float]]) -> Times:
+    def of(cls, samples: Sequence[tuple[float, float]], graph: bool = False) -> Times:
         took = [1e3 * device for device, _ in samples]
         low, middle, high = (
             statistics.quantiles(took, n=4, method="inclusive") if len(took) > 1 else 3 * took
         )
         host = statistics.median(1e3 * host for _, host in samples)
-        return cls(middle, low, high, host, len(took))
+        return cls(middle, low, high, host, len(took), graph)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call that is ready for the clock."""
+
+    run: Call  # calls it ``repeats`` times
+    repeats: int
+    rounds: int  # the most that it should have
+    ahead: float = 0.0  # seconds that the queue is blocked before (see ``sample``)
+    host: float | None = None  # seconds of the CPU a call, where ``run`` cannot tell
 
 
 def seconds(device: torch.device, call: Call) -> float:
@@ -63,20 +78,17 @@ def seconds(device: torch.device, call: Call) -> float:
     return time.perf_counter() - begun
 
 
-def sample(
-    device: torch.device, call: Call, *, repeats: int = 1, ahead: float = 0.0
-) -> tuple[float, float]:
-    """Seconds a call, and the seconds that the CPU took to launch it.
+def sample(device: torch.device, run: Call, ahead: float = 0.0) -> tuple[float, float]:
+    """Seconds that it takes, and the seconds that the CPU took to launch it.
 
     On a GPU between two events in its queue. With ``ahead`` the queue is blocked for that many
     seconds first, while the CPU fills it: the time is then the device's own, without the gaps in
-    which it waits for launches. On a CPU both numbers are the same.
+    which it waits for launches, if the queue is long enough. On a CPU both numbers are the same.
     """
     if device.type != "cuda":
         begun = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        took = (time.perf_counter() - begun) / repeats
+        run()
+        took = time.perf_counter() - begun
         return took, took
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize(device)
@@ -84,44 +96,81 @@ def sample(
         torch.cuda._sleep(int(ahead * CYCLES))
     start.record()
     begun = time.perf_counter()
-    for _ in range(repeats):
-        call()
+    run()
     host = time.perf_counter() - begun
     end.record()
     torch.cuda.synchronize(device)
-    return start.elapsed_time(end) / 1e3 / repeats, host / repeats
+    return start.elapsed_time(end) / 1e3, host
 
 
-def time_in_turns(
-    work: Mapping[Name, Call],
+def make_ready(
+    call: Call,
     device: torch.device,
     *,
     rounds: int,
     warm_up: int = 2,
     queued: bool = False,
+    pool: Any = None,
+) -> Work:
+    """Warm it up, see how long it takes, and decide how often it is called.
+
+    ``queued`` times a GPU alone, not the CPU that launches, with its queue filled ahead. A
+    ``pool`` (``torch.cuda.graph_pool_handle``) does so for any number of launches: the calls are
+    captured as a CUDA graph, with memory of that pool, and replayed.
+    """
+    for _ in range(warm_up):
+        call()
+    took, host = sample(device, call)
+    ahead = 1.5 * host + 1e-3 if queued or pool else 0.0
+    if ahead:
+        took, host = sample(device, call, ahead)
+    repeats = max(1, min(MOST, int(AIM / max(took, 1e-9))))
+    if pool is not None:
+        fitting = int(LONGEST / (took * repeats))
+        run = _captured(_repeated(call, repeats), pool)
+        return Work(run, repeats, min(rounds, max(FEWEST, fitting)), host=host)
+    ahead *= repeats
+    fitting = int(LONGEST / (ahead + max(took, host) * repeats))
+    return Work(_repeated(call, repeats), repeats, min(rounds, max(FEWEST, fitting)), ahead)
+
+
+def time_in_turns(
+    work: Mapping[Name, Work],
+    device: torch.device,
+    *,
     on_round: Callable[[], Any] = lambda: None,
 ) -> dict[Name, Times]:
-    """Time every call once a round, one after the other, for many rounds; slow ones for fewer.
-
-    ``queued`` times the device alone (see ``sample``), for calls too short to keep it busy.
-    """
-    plans = {}
-    for name, call in work.items():
-        for _ in range(warm_up):
-            call()
-        took, host = sample(device, call)
-        repeats = max(1, min(MOST, int(AIM / max(took, 1e-9))))
-        ahead = 1.5 * host * repeats + 1e-3 if queued else 0.0
-        fitting = int(LONGEST / (ahead + max(took, host) * repeats))
-        plans[name] = (min(rounds, max(FEWEST, fitting)), repeats, ahead)
+    """Time everything once a round, one after the other, for many rounds; slow ones for fewer."""
     samples: dict[Name, list[tuple[float, float]]] = {name: [] for name in work}
-    for number in range(rounds):
-        for name, call in work.items():
-            own_rounds, repeats, ahead = plans[name]
-            if number < own_rounds:
-                samples[name].append(sample(device, call, repeats=repeats, ahead=ahead))
+    for number in range(max((some.rounds for some in work.values()), default=0)):
+        for name, some in work.items():
+            if number < some.rounds:
+                took, host = sample(device, some.run, some.ahead)
+                each = host / some.repeats if some.host is None else some.host
+                samples[name].append((took / some.repeats, each))
         on_round()
-    return {name: Times.of(some) for name, some in samples.items()}
+    return {name: Times.of(some, work[name].host is not None) for name, some in samples.items()}
+
+
+def _repeated(call: Call, repeats: int) -> Call:
+    def run() -> None:
+        for _ in range(repeats):
+            call()
+
+    return run
+
+
+def _captured(run: Call, pool: Any) -> Call:
+    """What is called on the GPU, as a graph. Nothing of its results may be used afterwards."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        run()
+    return graph.replay
 
 
 def allocated(device: torch.device) -> int | None:

@@ -89,7 +89,7 @@ def _csv(results: dict[str, Any]) -> str:
     labels = sorted({label for row in rows for m in row["measures"].values() for label in m["of"]})
     shown = ["suite", "part", "name", "method", "backend", "ran", "positions", "compiled"]
     shown += ["status", "reason", "error", "limit"]
-    timed = ["ms", "low", "high", "host_ms", "rounds", "of_copy"]
+    timed = ["ms", "low", "high", "host_ms", "graph", "rounds", "of_copy"]
     where = ["device", "dtype", "date", "commit", "dirty", "torch", "triton", "command"]
     about = {**about, "dtype": results["setting"]["dtype"], "command": results["command"]}
     header = [*shown, "measure", *timed, "peak_mib", *(f"of {label}" for label in labels), *where]

@@ -3,8 +3,9 @@
 Eager candidates are timed together, one after the other in every round. Compiled ones come one at a
 time, each built, checked and dropped again, in turns with a yardstick (no position encoding, or the
 copying of memory). A ratio between two candidates is that of their times, each in units of the
-yardstick of its own rounds. Times are those of the device, its queue filled ahead (``timing``): how
-fast a CPU launches is no property of a position encoding, and is noted beside them.
+yardstick of its own rounds. Times are those of the device (``timing``): how fast a CPU launches is
+no property of a position encoding, and is noted beside them. On a GPU that means CUDA graphs, but
+for the plain formulas, which make the CPU wait.
 """
 
 from __future__ import annotations
@@ -13,18 +14,26 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from comrope.experiments.bench.parity import Verdict
 from comrope.experiments.bench.setting import Setting
-from comrope.experiments.timing import Times, allocated, peak_above, time_in_turns
+from comrope.experiments.timing import (
+    Times,
+    Work,
+    allocated,
+    make_ready,
+    peak_above,
+    time_in_turns,
+)
 
 __all__ = ["FAILURES", "Baseline", "Candidate", "Part", "Subject", "run_part"]
 
 MOST_COMPILATIONS = 1000
+NOT_CAPTURED = ("reference", "spectral")  # backends whose exponentials or eigenvalues synchronise
 FAILURES = ("parity failed", "failed")  # what makes the exit code of a run other than zero
 Row = dict[str, Any]
 Advance = Callable[[str], None]
@@ -38,6 +47,7 @@ class Subject:
     check: Callable[[], Verdict]
     moved: dict[str, int] = field(default_factory=dict)  # bytes, of rotations
     ran: str = ""  # the backend that is used, whatever was asked for
+    work: dict[str, Work] = field(default_factory=dict)  # the calls, once they may be timed
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,8 @@ class _Runner:
     ) -> None:
         self.part, self.setting, self.rows, self.advance = part, setting, rows, advance
         self.eager_yardstick: Subject | None = None
+        on_gpu = setting.device.type == "cuda"
+        self.pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None
 
     def time_eager(self) -> None:
         ready: dict[int, Subject] = {}
@@ -153,17 +165,11 @@ class _Runner:
     ) -> dict[int, dict[str, Times]]:
         """All calls of all subjects, in turns."""
         work = {
-            (number, key): call
+            (number, key): ready
             for number, subject in subjects.items()
-            for key, call in subject.calls.items()
+            for key, ready in subject.work.items()
         }
-        times = time_in_turns(
-            work,
-            self.setting.device,
-            rounds=self.setting.rounds,
-            queued=True,
-            on_round=on_round,
-        )
+        times = time_in_turns(work, self.setting.device, on_round=on_round)
         return {
             number: {key: times[number, key] for key in subject.calls}
             for number, subject in subjects.items()
@@ -182,13 +188,17 @@ class _Runner:
                 row["status"] = "parity failed"
                 return None
             peak = peak_above(device, before, list(subject.calls.values())[-1])
+            how: dict[str, Any] = {"rounds": self.setting.rounds, "queued": True}
+            if candidate.backend not in NOT_CAPTURED:
+                how["pool"] = self.pool
+            work = {key: make_ready(call, device, **how) for key, call in subject.calls.items()}
         except Exception as error:  # whatever one candidate does, the others go on
             row.update(_why(candidate, error))
             return None
         finally:
             row["prepared_s"] = round(time.monotonic() - begun, 1)
         row["peak_mib"] = None if peak is None else peak / 2**20
-        return subject
+        return replace(subject, work=work)
 
     def _note(
         self,
@@ -242,7 +252,7 @@ def _together(times: Sequence[Times]) -> Times:
     middle = statistics.median(t.ms for t in times)
     host = statistics.median(t.host_ms for t in times)
     low, high = min(t.low for t in times), max(t.high for t in times)
-    return Times(middle, low, high, host, sum(t.rounds for t in times))
+    return Times(middle, low, high, host, sum(t.rounds for t in times), times[0].graph)
 
 
 def _share_of_copy(measures: dict[str, Any], moved: dict[str, int], copied: int) -> None:
