@@ -49,6 +49,10 @@ class Torus(NamedTuple):
         basis = None if self.basis is None else self.basis.to(dtype)
         return Torus(basis, self.frequencies.to(dtype), self.block_size)
 
+    def with_spectrum(self) -> Torus:
+        """It is its own."""
+        return self
+
     def matrices(self) -> Tensor:
         """The angle matrices (N, H, m, b, b)."""
         planes = plane_generators(self.frequencies, self.block_size)
@@ -119,6 +123,10 @@ class Free(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Free:
         return Free(self.skew.to(dtype))
+
+    def with_spectrum(self) -> Free:
+        """It has none."""
+        return self
 
     def matrices(self) -> Tensor:
         """The angle matrices (N, H, m, b, b)."""

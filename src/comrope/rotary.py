@@ -37,6 +37,9 @@ class RotaryEmbedding(nn.Module):
             the grid of the training resolution.
         frequencies: Vanilla RoPE's themselves, one a plane of an axis, in place of those of
             ``base``: what a pre-trained model has, scaled in whatever way.
+        axis_order: Which blocks turn with which axis, in vanilla RoPE and ``"comrope-ap"``:
+            ``"alternating"``, as in the paper, or ``"contiguous"``, first all blocks of axis 0, as
+            in DINOv3 and timm's models. The same up to the order of channels.
         channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
             channel c and c + head_dim / 2, as in Hugging Face's language models. Angle and
             rotation matrices always speak of the interleaved order.
@@ -61,6 +64,7 @@ class RotaryEmbedding(nn.Module):
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
         frequencies: Sequence[float] | None = None,
+        axis_order: str = "alternating",
         channel_order: str = "interleaved",
         num_prefix_tokens: int = 0,
         backend: str = "auto",
@@ -79,6 +83,7 @@ class RotaryEmbedding(nn.Module):
             base=base,
             position_scale=position_scale,
             frequencies=frequencies,
+            axis_order=axis_order,
             device=device,
             dtype=dtype,
             **options,
@@ -129,6 +134,35 @@ class RotaryEmbedding(nn.Module):
             num_prefix_tokens=prefix,
             channel_order=self.channel_order,
         )
+
+    def rotate(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        num_prefix_tokens: int | None = None,
+        angles: Angles | None = None,
+    ) -> Tensor:
+        """Queries alone or keys alone (B, heads, T, D), turned as ``forward`` does both at once.
+
+        For attention layers that hand them out one after the other. Hooks do not see it.
+        """
+        heads = self.method.num_heads
+        share = x.shape[1] // heads if isinstance(x, Tensor) and x.ndim == 4 else 1
+        # Keys with no query at all; or queries, with one of each group in the place of the key.
+        q, k = (x[:, :0], x) if share == 1 else (x, x[:, ::share])
+        prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
+        self._check(x, k, positions, prefix)
+        turned = ops.rotate(
+            q,
+            k,
+            positions,
+            self.angles() if angles is None else angles,
+            backend=self.backend,
+            num_prefix_tokens=prefix,
+            channel_order=self.channel_order,
+        )
+        return turned[share == 1]
 
     def packed(
         self,

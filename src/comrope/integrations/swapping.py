@@ -2,54 +2,132 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from torch import nn
 
+from comrope import checks
 from comrope.analysis import rotary_modules
-from comrope.integrations.language import (
-    LANGUAGE_MODELS,
-    is_language_model,
-    swap_language_model,
-    unswap_language_model,
+from comrope.integrations.absolute import VISION_MODELS, is_vision_model, swap_vision_model
+from comrope.integrations.places import Places
+from comrope.integrations.rebinding import restore_forward
+from comrope.integrations.rotating import (
+    ROTATING_MODELS,
+    ROTATION,
+    Positions,
+    is_rotating_model,
+    swap_rotating_model,
+)
+from comrope.integrations.timm_models import (
+    TIMM_MODELS,
+    TurnedKeys,
+    TurnedQueries,
+    Unrotated,
+    is_timm_model,
+    swap_timm_model,
 )
 
 __all__ = ["swap", "unswap"]
 
 Model = TypeVar("Model", bound=nn.Module)
+HOOKS = (Places, TurnedQueries, TurnedKeys, Unrotated)
+APE = re.compile(r"(?:^|\.)(?:pos_embed(?:_[xy])?|position_embeddings|position_embedding\.weight)$")
 
 
-def swap(model: Model, method: str = "comrope-ld", **options: Any) -> Model:
+def swap(
+    model: Model,
+    method: str = "comrope-ld",
+    *,
+    ape: str = "keep",
+    class_position: str | None = None,
+    perturbation: float = 0.0,
+    **options: Any,
+) -> Model:
     """Put a rotation that learns into every attention layer of a model, in place.
 
     Args:
-        model: A rotary language model of transformers (``LANGUAGE_MODELS``), with or without a
-            head, from ``from_pretrained`` or built anew.
+        model: One of timm (``TIMM_MODELS`` and their variants) or of transformers, of one of the
+            types ``ROTATING_MODELS`` and ``VISION_MODELS``; with or without a head, from
+            ``from_pretrained`` or built anew.
         method: One of ``comrope.METHODS``.
+        ape: What becomes of the absolute positions of a vision model: ``"keep"``, or ``"drop"``,
+            set to zero and frozen.
+        class_position: Of class tokens and registers: ``"center"`` of the image, or
+            ``"unrotated"``; by default the latter in models that rotate already.
+        perturbation: The paper's noise on positions in training, in patches, for vision models.
         options: Of ``comrope.RotaryEmbedding``: ``block_size``, ``backend`` and so on. ``init`` is
-            ``"rope"`` unless said otherwise: the model's own frequencies, as it scales them, so
-            that its outputs are what they were.
+            by default ``"rope"`` where the model rotates already, its own frequencies as it scales
+            them, and ``"zeros"`` where it does not: outputs are what they were.
 
     Returns:
         The model. Its weights keep their names; each attention layer has a module ``comrope`` more,
         which an optimizer should not decay. Frequencies that a model would change with the length
         of its input ("dynamic", "longrope") stay as they are now.
     """
-    if not is_language_model(model):
-        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-        raise ValueError(
-            f"model: {kind!r} is not supported; expected a model of transformers of type "
-            f"{', '.join(LANGUAGE_MODELS)}"
-        )
+    checks.one_of("ape", ape, ("keep", "drop"))
     if rotary_modules(model):
         raise ValueError("model: it has learned rotations already; comrope.unswap takes them out")
-    swap_language_model(model, method, **options)
+    seen = {"class_position": class_position, "perturbation": perturbation}
+    if is_rotating_model(model):
+        if ape != "keep" or class_position is not None or perturbation:
+            raise ValueError(
+                "ape, class_position, perturbation: expected none of these for a model of "
+                f"transformers that rotates already ({type(model).__name__})"
+            )
+        swap_rotating_model(model, method, **options)
+        return model
+    if is_vision_model(model):
+        places = swap_vision_model(model, method, **seen, **options)  # type: ignore[arg-type]
+    elif is_timm_model(model):
+        places = swap_timm_model(model, method, **seen, **options)  # type: ignore[arg-type]
+    else:
+        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        raise ValueError(
+            f"model: {kind!r} is not supported; expected one of timm's {', '.join(TIMM_MODELS)} or "
+            "a model of transformers of type "
+            f"{', '.join((*ROTATING_MODELS, *VISION_MODELS))}"
+        )
+    places.put_away(_unused(model, ape == "drop"))
     return model
 
 
 def unswap(model: Model) -> Model:
     """Take out what ``swap`` put in; the model is as it was, what was learned is gone."""
-    if not rotary_modules(model) or not is_language_model(model):
+    layers = [part for part in model.modules() if ROTATION in dict(part.named_children())]
+    if not layers:
         raise ValueError(f"model: this {type(model).__name__} has nothing that comrope.swap put in")
-    unswap_language_model(model)
+    for layer in layers:
+        restore_forward(layer)
+        delattr(layer, ROTATION)
+    for part in model.modules():
+        for places in _take_hooks(part):
+            places.bring_back(dict(model.named_parameters()))
+        for name, child in list(part.named_children()):
+            if isinstance(child, Positions):
+                setattr(part, name, child.stock)
     return model
+
+
+def _unused(model: nn.Module, drop_ape: bool) -> dict[str, nn.Parameter]:
+    """Parameters that are not used any more, by name: what timm's RoPE-Mixed has learned, APE."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.startswith("rope.")
+        or (drop_ape and APE.search(name) and not name.startswith("text_model."))
+    }
+
+
+def _take_hooks(part: nn.Module) -> list[Places]:
+    """Take our hooks off a module; the places that were among them."""
+    found = []
+    for hooks in (part._forward_hooks, part._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, HOOKS):
+                del hooks[key]
+                part._forward_hooks_with_kwargs.pop(key, None)
+                part._forward_pre_hooks_with_kwargs.pop(key, None)
+                found += [hook] if isinstance(hook, Places) else []
+    vars(part).pop("comrope_places", None)
+    return found

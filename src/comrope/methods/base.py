@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from comrope import checks
-from comrope.angles import Angles, Line, plane_generators
+from comrope.angles import Angles, plane_generators
 
 __all__ = ["INITS", "Method", "axis_of_block", "joint_angles", "rope_frequencies", "skew_part"]
 
 INITS = ("normal", "zeros", "rope")
+AXIS_ORDERS = ("alternating", "contiguous")
 
 
 class Method(nn.Module):
@@ -39,6 +40,7 @@ class Method(nn.Module):
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
         frequencies: Sequence[float] | None = None,
+        axis_order: str = "alternating",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -50,6 +52,7 @@ class Method(nn.Module):
         self.num_axes = checks.integer("num_axes", num_axes, 1)
         self.block_size = checks.integer("block_size", block_size, 2)
         self.init = checks.one_of("init", init, INITS)
+        self.axis_order = checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
         self.is_vanilla = self.name == "rope" or init == "rope"
         self._check_blocks()
@@ -93,8 +96,13 @@ class Method(nn.Module):
             base=self.base,
             given=self.given_frequencies,
             position_scale=self.position_scale,
+            axis_order=self.axis_order,
             device=like.device,
         )
+
+    def axis_of_block(self, device: torch.device) -> Tensor:
+        """(N, m), 1 where block j turns with axis i, in the methods where each has one axis."""
+        return axis_of_block(self.num_axes, self.num_blocks, self.axis_order, device)
 
     def rope_generators(self, like: Tensor) -> Tensor:
         """P (N, m, b, b) with P - P^T the angle matrices of vanilla RoPE."""
@@ -105,6 +113,7 @@ class Method(nn.Module):
         return (
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_axes={self.num_axes}, "
             f"block_size={self.block_size}, init={self.init!r}{vanilla if self.is_vanilla else ''}"
+            f"{'' if self.axis_order == 'alternating' else ', axis_order=' + repr(self.axis_order)}"
         )
 
     def _known(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -171,9 +180,7 @@ def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
         axis = first.head_axis[name]
         stacked = torch.stack([getattr(method, name) for method in methods], axis)
         parameters[name] = stacked.flatten(axis, axis + 1)
-    angles = first.angles_of(**parameters)
-    if isinstance(angles, Line):
-        angles = angles.with_spectrum()
+    angles = first.angles_of(**parameters).with_spectrum()
     return list(angles.per_layer(len(methods)))
 
 
@@ -200,12 +207,17 @@ def skew_part(matrix: Tensor) -> Tensor:
 
 
 def axis_of_block(
-    num_axes: int, num_blocks: int, device: torch.device | None = None
+    num_axes: int,
+    num_blocks: int,
+    order: str = "alternating",
+    device: torch.device | None = None,
 ) -> torch.Tensor:
-    """(N, m), 1 where block j turns with axis i, that is where j = i mod N, and 0 elsewhere."""
+    """(N, m), 1 where block j turns with axis i, and 0 elsewhere: where j = i mod N, or with order
+    ``"contiguous"`` first all blocks of axis 0, then those of axis 1, and so on."""
     axes = torch.arange(num_axes, device=device)
     blocks = torch.arange(num_blocks, device=device)
-    return (blocks % num_axes == axes[:, None]).float()
+    own = blocks % num_axes if order == "alternating" else blocks * num_axes // num_blocks
+    return (own == axes[:, None]).float()
 
 
 def rope_frequencies(
@@ -216,6 +228,7 @@ def rope_frequencies(
     base: float = 10000.0,
     given: Sequence[float] | None = None,
     position_scale: Sequence[float] = (1.0,),
+    axis_order: str = "alternating",
     device: torch.device | None = None,
 ) -> Tensor:
     """Vanilla RoPE: (N, m, f) in float64, non-zero where the block turns with the axis.
@@ -233,6 +246,7 @@ def rope_frequencies(
         one_axis = torch.tensor(given, device=device, dtype=torch.float64)
     one_axis = one_axis.view(num_blocks // num_axes, block_size // 2)
     frequencies = one_axis.new_zeros(num_axes, num_blocks, block_size // 2)
+    mine = axis_of_block(num_axes, num_blocks, axis_order, device).bool()
     for axis in range(num_axes):
-        frequencies[axis, axis::num_axes] = one_axis * position_scale[axis]
+        frequencies[axis, mine[axis]] = one_axis * position_scale[axis]
     return frequencies

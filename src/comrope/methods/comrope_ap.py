@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.angles import Line
-from comrope.methods.base import Method, axis_of_block, skew_part
+from comrope.methods.base import Method, skew_part
 from comrope.precision import widen
 
 __all__ = ["ComRoPEAP"]
@@ -33,5 +33,5 @@ class ComRoPEAP(Method):
 
     def angles_of(self, P: Tensor) -> Line:  # type: ignore[override]
         skew = skew_part(widen(P))
-        axes = axis_of_block(self.num_axes, self.num_blocks, P.device).to(skew.dtype)
+        axes = self.axis_of_block(P.device).to(skew.dtype)
         return Line(skew, axes[:, None].expand(-1, P.shape[0], -1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.angles import Line
-from comrope.methods.base import Method, axis_of_block, skew_part
+from comrope.methods.base import Method, skew_part
 from comrope.precision import widen
 
 __all__ = ["ComRoPELD"]
@@ -37,7 +37,7 @@ class ComRoPELD(Method):
         """``zeros`` is P = 0 alone: with theta = 0 as well, neither would get a gradient."""
         if self.init == "rope":
             self.P.copy_(self.rope_generators(self.P).sum(0))
-            self.theta.copy_(axis_of_block(self.num_axes, self.num_blocks, self.P.device)[:, None])
+            self.theta.copy_(self.axis_of_block(self.P.device)[:, None])
             return
         if self.init == "normal":
             self.P.normal_()

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from comrope import ops
-from comrope.angles import Line
 from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
 from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
@@ -214,9 +213,7 @@ def _with_angles_at_hand(
 ) -> Subject:
     """The rotation without what makes its angles of parameters, which a ViT does for all layers at
     once. Checked as a whole."""
-    angles = rope.angles()
-    if isinstance(angles, Line):
-        angles = angles.with_spectrum()
+    angles = rope.angles().with_spectrum()
     leaves: dict[str, Any] = {
         name: value.detach().requires_grad_()
         for name, value in angles._asdict().items()

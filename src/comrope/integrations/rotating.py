@@ -1,0 +1,171 @@
+"""Hugging Face's models that rotate already: language models, and DINOv3.
+
+Their attention is handed cosines and sines (``position_embeddings``) and calls
+``apply_rotary_pos_emb(q, k, cos, sin)`` on what is to be turned, before keys are cached. Here the
+pair is the positions and the layer's own rotation, and that function calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope.integrations.rebinding import names_in, rebind_forward, rebound
+from comrope.rotary import RotaryEmbedding
+
+__all__ = ["ROTATING_MODELS", "Positions", "is_rotating_model", "swap_rotating_model"]
+
+ROTATING_MODELS = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "dinov3_vit",
+)  # fmt: skip
+ROTATION = "comrope"  # the name of what each attention layer gets
+THEIRS = "apply_rotary_pos_emb"
+
+
+class Positions(nn.Module):
+    """In the place of a model's cosines and sines: where tokens are, and what was there before."""
+
+    num_axes: int
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        self.stock = stock
+
+    def start(self) -> dict[str, Any]:
+        """The rotation that the model has now."""
+        raise NotImplementedError
+
+
+class TokenPositions(Positions):
+    """Of language models: (B, T, 1)."""
+
+    num_axes = 1
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        positions = position_ids.to(device=x.device, dtype=torch.float32)[..., None]
+        return positions, positions
+
+    def start(self) -> dict[str, Any]:
+        return {"frequencies": self.stock.inv_freq.tolist()}  # type: ignore[operator]
+
+
+class PatchPositions(Positions):
+    """Of DINOv3: the centres of patches (T, 2), from -1 to 1, moved in training as it does."""
+
+    num_axes = 2
+
+    def forward(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
+        theirs = inspect.unwrap(type(self.stock).forward).__globals__
+        config: Any = self.stock.config
+        patch = config.patch_size
+        rows, columns = (patch, patch) if isinstance(patch, int) else patch
+        height, width = pixel_values.shape[-2:]
+        positions = theirs["get_patches_center_coordinates"](
+            height // rows, width // columns, dtype=torch.float32, device=pixel_values.device
+        )
+        if self.training:
+            positions = theirs["augment_patches_center_coordinates"](
+                positions,
+                shift=config.pos_embed_shift,
+                jitter=config.pos_embed_jitter,
+                rescale=config.pos_embed_rescale,
+            )
+        return positions, positions
+
+    def start(self) -> dict[str, Any]:
+        inverse: Any = self.stock.inv_freq
+        return {"frequencies": (2 * math.pi * inverse).tolist(), "axis_order": "contiguous"}
+
+
+class ScaledRotation(RotaryEmbedding):
+    """Rotates, and scales q and k as YaRN does: by a number that is one without it."""
+
+    scaling = 1.0
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor, **options: Any) -> Any:
+        q, k = super().forward(q, k, positions, **options)
+        return (q, k) if self.scaling == 1.0 else (q * self.scaling, k * self.scaling)
+
+
+def is_rotating_model(model: nn.Module) -> bool:
+    return getattr(getattr(model, "config", None), "model_type", None) in ROTATING_MODELS
+
+
+def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
+    """Give every attention layer a rotation of its own; ``options`` are RotaryEmbedding's."""
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    layers = [part for part in model.modules() if THEIRS in names_in(type(part).forward)]
+    holder, name, stock = _cosines_of(model, layers)
+    seen = config.model_type == "dinov3_vit"
+    positions: Positions = PatchPositions(stock) if seen else TokenPositions(stock)
+    options.setdefault("init", "rope")
+    if options["init"] == "rope" and "base" not in options:
+        options = positions.start() | options
+    rotations = [
+        ScaledRotation(
+            method,
+            num_heads=heads,
+            head_dim=2 * positions.num_axes * stock.inv_freq.numel(),
+            num_axes=positions.num_axes,
+            channel_order="half",
+            device=next(layer.parameters()).device,
+            **options,
+        )
+        for layer in layers
+    ]
+    for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
+        rotation.scaling = float(getattr(stock, "attention_scaling", 1.0))
+        layer.add_module(ROTATION, rotation.train(layer.training))
+        rebind_forward(layer, _forward_of(type(layer)))  # type: ignore[arg-type]
+    setattr(holder, name, positions.train(stock.training))
+
+
+@functools.cache
+def _forward_of(kind: type[nn.Module]) -> Callable[..., Any]:
+    """A layer's own forward pass, with positions and its rotation for cosines and sines.
+
+    The rotation is looked up on the layer that is called, so that copies of it have their own.
+    """
+    theirs = rebound(kind.forward, THEIRS, _apply)
+
+    def forward(self: nn.Module, *args: Any, position_embeddings: Any, **kwargs: Any) -> Any:
+        pair = (position_embeddings[0], getattr(self, ROTATION))
+        return theirs(self, *args, position_embeddings=pair, **kwargs)
+
+    return forward
+
+
+def _apply(q: Tensor, k: Tensor, positions: Tensor, rotation: RotaryEmbedding) -> Any:
+    """In the place of ``apply_rotary_pos_emb``, which leaves class tokens as they are.
+
+    GPT-NeoX leaves it to it to turn a part of the channels alone.
+    """
+    dim, prefix = rotation.method.head_dim, q.shape[-2] - positions.shape[-2]
+    if q.shape[-1] == dim:
+        return rotation(q, k, positions, num_prefix_tokens=prefix)
+    turned = rotation(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)
+    pairs = zip(turned, (q, k), strict=True)
+    return tuple(torch.cat((part, x[..., dim:]), dim=-1) for part, x in pairs)
+
+
+def _cosines_of(model: nn.Module, layers: list[nn.Module]) -> tuple[nn.Module, str, Any]:
+    """Who holds the module that makes them, its name, and itself."""
+    found = [
+        (holder, name, child)
+        for holder in model.modules()
+        for name, child in holder.named_children()
+        if hasattr(child, "inv_freq")
+    ]
+    if len(found) != 1 or not layers:
+        raise ValueError(
+            f"model: expected one rotary embedding for all layers of {type(model).__name__}, "
+            f"found {len(found)}; is transformers older than 5.0?"
+        )
+    return found[0]

@@ -1,0 +1,334 @@
+"""Learned rotations in the vision models of timm and Hugging Face, tiny and random."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import relative_error
+from torch import nn
+
+import comrope
+
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+
+VIT = {
+    "img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5,
+}  # fmt: skip
+HF = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
+    "image_size": 32, "patch_size": 8, "attn_implementation": "eager",
+}  # fmt: skip
+TEXT = {
+    "vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def vit(**more: Any) -> nn.Module:
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(**{**VIT, **more})
+
+
+def eva(**more: Any) -> nn.Module:
+    from timm.models.eva import Eva
+
+    return Eva(**{**VIT, "use_rot_pos_emb": True, **more})
+
+
+def naflex(**more: Any) -> nn.Module:
+    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+
+    cfg = {key: VIT[key] for key in ("embed_dim", "depth", "num_heads", "patch_size")}
+    return NaFlexVit(NaFlexVitCfg(**cfg, **more), num_classes=5)
+
+
+def blocks(name: str) -> Any:
+    from timm.models import vision_transformer
+
+    return getattr(vision_transformer, name)
+
+
+def hugging(name: str, **more: Any) -> nn.Module:
+    config = name.removesuffix("Model") + "Config"
+    return getattr(transformers, name)(getattr(transformers, config)(**{**HF, **more}))
+
+
+def clip() -> nn.Module:
+    from transformers import CLIPConfig, CLIPModel
+
+    return CLIPModel(CLIPConfig(text_config=TEXT, vision_config=HF, projection_dim=16))
+
+
+ABSOLUTE: dict[str, Callable[[], nn.Module]] = {
+    "timm vit": vit,
+    "timm vit, qk-norm, registers": lambda: vit(
+        qk_norm=True, reg_tokens=2, no_embed_class=True, dynamic_img_size=True
+    ),
+    "timm vit, no class token": lambda: vit(class_token=False, global_pool="avg"),
+    "timm vit, post-norm": lambda: vit(block_fn=blocks("ResPostBlock")),
+    "timm vit, parallel": lambda: vit(block_fn=blocks("ParallelThingsBlock")),
+    "timm naflex": naflex,
+    "vit": lambda: hugging("ViTModel"),
+    "clip vision": lambda: hugging("CLIPVisionModel"),
+    "siglip vision": lambda: hugging("SiglipVisionModel"),
+    "dinov2": lambda: hugging("Dinov2Model"),
+    "dinov2, registers": lambda: hugging("Dinov2WithRegistersModel", num_register_tokens=2),
+}
+ROTARY: dict[str, Callable[[], nn.Module]] = {
+    "timm eva": lambda: eva(qkv_fused=False, ref_feat_shape=(7, 7)),
+    "timm eva, fused": lambda: eva(rope_grid_offset=0.5, dynamic_img_size=True),
+    "timm axial": lambda: eva(attn_type="rope", rope_grid_indexing="xy", use_abs_pos_emb=False),
+    "timm dinov3": lambda: eva(
+        attn_type="rope", rope_type="dinov3", rope_rotate_half=True, num_reg_tokens=2
+    ),
+    "timm grouped": lambda: eva(attn_type="rope", qkv_fused=False, num_heads=4, num_kv_heads=2),
+    "timm naflex, axial": lambda: naflex(rope_type="axial"),
+    "dinov3": lambda: hugging("DINOv3ViTModel", num_register_tokens=2),
+}
+MIXED: dict[str, Callable[[], nn.Module]] = {
+    "timm mixed": lambda: eva(attn_type="rope", rope_type="mixed", rope_grid_indexing="xy"),
+    "timm naflex, mixed": lambda: naflex(rope_type="mixed"),
+}
+FAMILIES = ABSOLUTE | ROTARY | MIXED
+
+
+def build(family: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():  # not all start with positions and heads that matter
+        for name, parameter in model.named_parameters():
+            if parameter.abs().max() == 0 or "pos_embed" in name:
+                parameter.normal_(std=0.2)
+    return model
+
+
+def method_for(family: str) -> str:
+    return "comrope-torus" if family in MIXED else "comrope-ld"
+
+
+def images(size: tuple[int, int] = (32, 32)) -> torch.Tensor:
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def outputs(model: nn.Module, x: torch.Tensor | None = None) -> torch.Tensor:
+    found = model(images() if x is None else x)
+    return found if isinstance(found, torch.Tensor) else found.last_hidden_state
+
+
+@torch.no_grad()
+def seen(model: nn.Module, x: torch.Tensor | None = None) -> torch.Tensor:
+    return outputs(model, x)
+
+
+def train(model: nn.Module, steps: int = 10) -> None:
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        loss = outputs(model).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+
+
+def angles(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in model.named_parameters() if ".comrope." in n}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_and_out_again(family):
+    model = build(family)
+    before, names = seen(model), set(model.state_dict())
+    learned = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert comrope.swap(model, method_for(family), block_size=4) is model
+    assert names < set(model.state_dict())
+    assert relative_error(seen(model), before) < 1e-5
+    comrope.unswap(model)
+    assert set(model.state_dict()) == names
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == learned
+    assert torch.equal(seen(model), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_angles_are_learned(family):
+    model = comrope.swap(build(family), method_for(family), block_size=4)
+    start, before = angles(model), seen(model)
+    train(model)
+    learned = angles(model)
+    assert len(start) >= 4
+    for name, value in start.items():
+        assert (learned[name] - value).abs().max() > 1e-3, name
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in start:
+                parameter.copy_(start[name])
+    assert relative_error(seen(model), before) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["timm vit", "clip vision", "timm eva", "dinov3"])
+@pytest.mark.parametrize("method", comrope.METHODS)
+def test_every_method_starts_where_the_model_is(family, method):
+    if method == "rope" and family in ABSOLUTE:
+        pytest.skip("vanilla RoPE has no angles that could start at zero")
+    model = build(family)
+    before = seen(model)
+    assert relative_error(seen(comrope.swap(model, method, block_size=4)), before) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "family", ["timm vit, qk-norm, registers", "timm eva, fused", "timm naflex, axial", "dinov3"]
+)
+def test_other_sizes_of_image(family):
+    model, x = build(family), images((40, 24))
+    before = seen(model, x)
+    comrope.swap(model, "comrope-ap", block_size=4)
+    assert relative_error(seen(model, x), before) < 1e-5
+
+
+def test_sizes_that_differ_in_a_batch():
+    """NaFlex: patches of several images, padded to one length."""
+    grids = [(2, 3), (3, 1)]
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "patches": torch.randn(2, 6, 8 * 8 * 3, generator=generator),
+        "patch_coord": torch.zeros(2, 6, 2, dtype=torch.long),
+        "patch_valid": torch.zeros(2, 6, dtype=torch.bool),
+    }
+    for number, (rows, columns) in enumerate(grids):
+        index = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+        batch["patch_coord"][number, : len(index)] = index
+        batch["patch_valid"][number, : len(index)] = True
+    model = build("timm naflex, axial")
+    before = seen(model, batch)
+    comrope.swap(model, "comrope-ld", block_size=4)
+    assert relative_error(seen(model, batch), before) < 1e-5
+    alone = {key: value[:1, :6] for key, value in batch.items()}
+    torch.testing.assert_close(seen(model, batch)[:1], seen(model, alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["timm vit", "timm naflex", "vit", "clip vision", "dinov2"])
+def test_absolute_positions_can_be_dropped(family):
+    model = build(family)
+    before = seen(model)
+    comrope.swap(model, "comrope-ld", ape="drop")
+    assert relative_error(seen(model), before) > 1e-4
+    dropped = [p for n, p in model.named_parameters() if "pos_embed" in n or "position_emb" in n]
+    assert dropped
+    assert all(not p.any() and not p.requires_grad for p in dropped)
+    comrope.unswap(model)
+    assert torch.equal(seen(model), before)
+
+
+def test_without_absolute_positions_only_rotations_tell_places_apart():
+    """A ViT without class token, its patches shuffled: nothing changes until angles turn."""
+    model = build("timm vit, no class token")
+    comrope.swap(model, "comrope-ld", ape="drop")
+    x = images()
+    shuffled = torch.cat((x[..., 8:], x[..., :8]), dim=-1)
+    assert relative_error(seen(model, shuffled), seen(model, x)) < 1e-5
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".comrope." in name:
+                parameter.normal_()
+    assert relative_error(seen(model, shuffled), seen(model, x)) > 1e-4
+
+
+def test_the_text_beside_the_images_is_left_alone():
+    torch.manual_seed(0)
+    model = clip().eval()
+    words = torch.randint(1, 50, (2, 8), generator=torch.Generator().manual_seed(0))
+    ask = {"input_ids": words, "pixel_values": images()}
+    with torch.no_grad():
+        before = model(**ask).logits_per_image
+        comrope.swap(model, "comrope-torus", ape="keep")
+        names = [n for n in dict(model.named_modules()) if n.endswith(".comrope")]
+        assert names
+        assert all(name.startswith("vision_model.") for name in names)
+        assert relative_error(model(**ask).logits_per_image, before) < 1e-5
+
+
+def test_noise_on_positions_in_training_only():
+    model = comrope.swap(build("timm vit"), "comrope-ld", init="normal", perturbation=1.0)
+    assert torch.equal(seen(model), seen(model))
+    model.train()
+    assert relative_error(seen(model), seen(model)) > 1e-4
+
+
+@pytest.mark.parametrize("family", ["timm vit", "clip vision"])
+def test_a_copy_has_angles_and_places_of_its_own(family):
+    model = comrope.swap(build(family), "comrope-ld")
+    other = copy.deepcopy(model)
+    before = seen(model)
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            if ".comrope." in name:
+                parameter.normal_()
+    assert torch.equal(seen(model), before)
+    assert relative_error(seen(other), before) > 1e-3
+    comrope.unswap(other)
+    assert relative_error(seen(other), before) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["timm vit", "timm eva", "vit", "dinov3"])
+def test_compiles_as_one_graph(family):
+    torch._dynamo.reset()
+    model = comrope.swap(build(family), "comrope-ld", init="normal")
+    expected = seen(model)
+    got = seen(torch.compile(model, fullgraph=family.startswith("timm"), backend="aot_eager"))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["timm vit", "vit"])
+def test_gradient_checkpointing(family):
+    model = comrope.swap(build(family), "comrope-ld", init="normal").train()
+    outputs(model).square().mean().backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    enable = (
+        "set_grad_checkpointing" if family.startswith("timm") else "gradient_checkpointing_enable"
+    )
+    getattr(model, enable)()
+    outputs(model).square().mean().backward()
+    for name, value in expected.items():
+        assert relative_error(dict(model.named_parameters())[name].grad, value) < 1e-4, name
+
+
+def test_attention_by_another_name():
+    model = comrope.swap(build("vit"), "comrope-ld", init="normal")
+    expected = seen(model)
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(seen(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_saved_and_loaded(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = comrope.swap(build("timm vit"), "comrope-torus")
+    train(model, steps=2)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other = comrope.swap(vit().eval(), "comrope-torus")
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(seen(other), seen(model))
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="class_position: expected one of center, unrotated"):
+        comrope.swap(build("vit"), class_position="left")
+    with pytest.raises(ValueError, match="ape: expected one of keep, drop"):
+        comrope.swap(build("vit"), ape="forget")
+    with pytest.raises(ValueError, match="expected none of these for a model of transformers that"):
+        comrope.swap(build("dinov3"), ape="drop")
+    with pytest.raises(ValueError, match="'comrope-ld' cannot start where every plane has a dir"):
+        comrope.swap(build("timm mixed"), "comrope-ld")
+    scaling = vit(block_fn=blocks("ParallelScalingBlock"))
+    with pytest.raises(ValueError, match="layers of type ParallelScalingBlock are not supported"):
+        comrope.swap(scaling)
+    dropping = comrope.swap(vit(patch_drop_rate=0.5).train())
+    with pytest.raises(ValueError, match=r"dropped patches .* are not supported"):
+        dropping(images())
