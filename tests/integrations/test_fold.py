@@ -1,0 +1,108 @@
+"""Folded models: plain RoPE, the same outputs."""
+
+from __future__ import annotations
+
+import pytest
+import test_language as language
+import test_vision as vision
+import torch
+from helpers import relative_error
+from torch import nn
+
+import comrope
+from comrope.analysis import rotary_modules
+
+
+def stirred(model: nn.Module) -> nn.Module:
+    """As after some training: angles and biases that matter."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".comrope." in name or ".rope." in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            elif "q_proj" in name or "k_proj" in name or "qkv" in name or "query" in name:
+                parameter.mul_(20)  # so that scores are not all alike
+            elif name.endswith("head.weight"):
+                parameter.normal_(std=0.3)  # EVA's starts next to zero
+    return model
+
+
+@pytest.mark.parametrize("family", language.FAMILIES)
+def test_language_models(family):
+    model = comrope.swap(language.build(family), "comrope-ld", block_size=4)
+    before = language.logits(stirred(model))
+    assert comrope.fold(model) is model
+    assert relative_error(language.logits(model), before) < 1e-4
+    kept = {"qwen3": "folded"}.get(family, "rope-mixed")
+    assert {rope.method.name for rope in rotary_modules(model).values()} == {kept}
+
+
+@pytest.mark.parametrize("family", vision.FAMILIES)
+def test_vision_models(family):
+    model = comrope.swap(vision.build(family), "comrope-torus", block_size=4)
+    before = vision.seen(stirred(model))
+    comrope.fold(model)
+    assert relative_error(vision.seen(model), before) < 1e-4
+    left = rotary_modules(model)
+    assert bool(left) == (family not in vision.MIXED)
+
+
+@pytest.mark.parametrize("method", [m for m in comrope.METHODS if m != "liere"])
+def test_every_method_and_our_own_model(method):
+    torch.manual_seed(0)
+    model = comrope.create_model("vit_nano_patch8_32", position=method, num_classes=5).eval()
+    stirred(model)
+    before = vision.seen(model)
+    unlike = vision.seen(model, vision.images().flip(-1))
+    assert relative_error(unlike, before) > 1e-2
+    comrope.fold(model)
+    assert relative_error(vision.seen(model), before) < 1e-4
+    assert relative_error(vision.seen(model, vision.images().flip(-1)), unlike) < 1e-4
+
+
+def test_a_folded_model_of_timm_is_a_model_of_timm():
+    model = comrope.swap(vision.build("timm mixed"), "comrope-torus", block_size=8)
+    names = set(vision.build("timm mixed").state_dict())
+    vision.train(model)
+    before = vision.seen(model)
+    comrope.fold(model)
+    assert set(model.state_dict()) == names
+    assert not any(hooks for part in model.modules() for hooks in (part._forward_hooks,))
+    assert model.rope.freqs.requires_grad
+    other = vision.build("timm mixed")
+    other.load_state_dict(model.state_dict())
+    assert relative_error(vision.seen(other), before) < 1e-4
+
+
+def test_a_folded_model_goes_on_learning_and_generating():
+    model = comrope.swap(language.build("llama"), "comrope-ld", block_size=4)
+    language.train(model, steps=3)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    before = model.generate(language.tokens(), **options)
+    comrope.fold(model)
+    assert torch.equal(model.generate(language.tokens(), **options), before)
+    start = {n: p.detach().clone() for n, p in model.named_parameters() if "comrope" in n}
+    language.train(model, steps=3)
+    assert all((dict(model.named_parameters())[n] - p).abs().max() > 1e-4 for n, p in start.items())
+
+
+def test_what_cannot_be_folded_is_left_as_it_was():
+    with pytest.raises(ValueError, match="has no rotation of comrope's to fold"):
+        comrope.fold(nn.Linear(2, 2))
+    model = comrope.swap(vision.build("timm vit"), "liere")
+    before = vision.seen(stirred(model))
+    with pytest.raises(ValueError, match="'liere' on 2 axes does not commute"):
+        comrope.fold(model)
+    assert torch.equal(vision.seen(model), before)
+    model = comrope.swap(language.build("llama"), "comrope-ld")
+
+    class Adapter(nn.Linear):
+        pass
+
+    model.model.layers[1].self_attn.q_proj = Adapter(64, 64, bias=False)
+    before = language.logits(stirred(model))
+    with pytest.raises(ValueError, match="got Adapter; merge adapters before"):
+        comrope.fold(model)
+    assert torch.equal(language.logits(model), before)
