@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,10 +37,14 @@ def vit(**more: Any) -> nn.Module:
     return VisionTransformer(**{**VIT, **more})
 
 
-def eva(**more: Any) -> nn.Module:
+def eva_class() -> Any:
     from timm.models.eva import Eva
 
-    return Eva(**{**VIT, "use_rot_pos_emb": True, **more})
+    return Eva
+
+
+def eva(**more: Any) -> nn.Module:
+    return eva_class()(**{**VIT, "use_rot_pos_emb": True, **more})
 
 
 def naflex(**more: Any) -> nn.Module:
@@ -100,6 +106,8 @@ FAMILIES = ABSOLUTE | ROTARY | MIXED
 
 def build(family: str) -> nn.Module:
     torch.manual_seed(0)
+    if family == "timm grouped" and "num_kv_heads" not in str(inspect.signature(eva_class())):
+        pytest.skip("this timm has no grouped queries")
     model = FAMILIES[family]().eval()
     with torch.no_grad():  # not all start with positions and heads that matter
         for name, parameter in model.named_parameters():
@@ -332,3 +340,20 @@ def test_errors():
     dropping = comrope.swap(vit(patch_drop_rate=0.5).train())
     with pytest.raises(ValueError, match=r"dropped patches .* are not supported"):
         dropping(images())
+
+
+@pytest.mark.parametrize(
+    ("family", "package", "version", "oldest"),
+    [
+        ("timm vit", "timm", "1.0.20", "1.0.29"),
+        ("vit", "transformers", "5.0.0", "5.17"),
+        ("dinov3", "transformers", "5.9.1", "5.17"),
+    ],
+)
+def test_libraries_that_are_too_old(family, package, version, oldest, monkeypatch):
+    model = build(family)
+    names = set(model.state_dict())
+    monkeypatch.setattr(sys.modules[package], "__version__", version)
+    with pytest.raises(ImportError, match=f"needs {package} {oldest} or newer .* found {version}"):
+        comrope.swap(model)
+    assert set(model.state_dict()) == names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, TypeVar
 
 from torch import nn
@@ -31,6 +32,8 @@ from comrope.integrations.timm_models import (
 __all__ = ["swap", "unswap"]
 
 Model = TypeVar("Model", bound=nn.Module)
+# What the ways in were made for; older ones are laid out differently.
+OLDEST = {"language": "5.0", "vision": "5.17", "timm": "1.0.29"}
 HOOKS = (Places, TurnedQueries, TurnedKeys, Unrotated)
 APE = re.compile(r"(?:^|\.)(?:pos_embed(?:_[xy])?|position_embeddings|position_embedding\.weight)$")
 
@@ -75,11 +78,15 @@ def swap(
                 "ape, class_position, perturbation: expected none of these for a model of "
                 f"transformers that rotates already ({type(model).__name__})"
             )
+        seen_by = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
+        _check_version("transformers", OLDEST["vision" if seen_by else "language"])
         swap_rotating_model(model, method, **options)
         return model
     if is_vision_model(model):
+        _check_version("transformers", OLDEST["vision"])
         places = swap_vision_model(model, method, **seen, **options)  # type: ignore[arg-type]
     elif is_timm_model(model):
+        _check_version("timm", OLDEST["timm"])
         places = swap_timm_model(model, method, **seen, **options)  # type: ignore[arg-type]
     else:
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
@@ -107,6 +114,16 @@ def unswap(model: Model) -> Model:
             if isinstance(child, Positions):
                 setattr(part, name, child.stock)
     return model
+
+
+def _check_version(package: str, oldest: str) -> None:
+    found = sys.modules[package].__version__
+    numbers = [[int(n) for n in re.findall(r"\d+", v)[:3]] for v in (found, oldest)]
+    if numbers[0] < numbers[1]:
+        raise ImportError(
+            f"comrope.swap needs {package} {oldest} or newer for this model, found {found}: "
+            f"pip install -U {package}"
+        )
 
 
 def _unused(model: nn.Module, drop_ape: bool) -> dict[str, nn.Parameter]:
