@@ -16,7 +16,7 @@ import torch
 from comrope.experiments import bench as benches
 from comrope.experiments import timing
 from comrope.experiments.bench import parity, rivals, rotations, runner
-from comrope.experiments.bench.networks import llama_block
+from comrope.experiments.bench.language import llama_block
 from comrope.experiments.bench.parity import Verdict
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, PlainRoPE, Shape
 from comrope.experiments.bench.rotations import COPY, HUGGING_FACE, llama_rotation
@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
 TINY = Setting(
     device=CPU, dtype=torch.float32, rounds=2, compile=False, batch=2, size="small", depth=1,
     grid=(2, 2), llama_tokens=8, llama_heads=2, llama_key_heads=1, llama_head_dim=16, copied_mib=1,
+    language=benches.PRESETS["small"].sizes["language"],
 )  # fmt: skip
 GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)
 pytestmark = pytest.mark.filterwarnings("default")
@@ -138,17 +139,18 @@ def test_a_backend_that_cannot_run_is_a_row_with_the_reason(measured):
     assert not row["measures"]
 
 
-@pytest.mark.parametrize("suite", ["attention", "vit", "llama"])
+@pytest.mark.parametrize("suite", ["attention", "vit", "llama", "language"])
 def test_networks_are_checked_and_set_against_none(suite, tmp_path, capfd):
     results = benches.bench([suite], replace(TINY, rounds=1), tmp_path, progress=False)
     assert results["failures"] == 0
     rows = [row for row in results["rows"] if row["part"].startswith(("One", "ViT", "A Llama"))]
     named = by_name(rows)
-    assert named["none"]["measures"]["step"]["of"]["none"] == 1
+    base, label = ("as Hugging Face has it", "stock") if suite == "language" else ("none", "none")
+    assert named[base]["measures"]["step"]["of"][label] == 1
     for row in rows:
         if row["status"] != "not installed":
             assert row["error"] <= row["limit"]
-            assert row["measures"]["forward"]["of"]["none"] > 0
+            assert row["measures"]["forward"]["of"][label] > 0
     assert named["comrope-ld"]["ran"] == "spectral"
     if suite == "vit":
         of = named["timm RoPE-Mixed, whole model"]["measures"]["step"]["of"]

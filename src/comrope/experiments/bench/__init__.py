@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from comrope.experiments.bench.networks import attention, llama_block, vit
+from comrope.experiments.bench.language import llama_block, llama_model
+from comrope.experiments.bench.networks import attention, vit
 from comrope.experiments.bench.report import described_machine, print_tables, write
 from comrope.experiments.bench.rotations import liere, llama_rotation, rotation
 from comrope.experiments.bench.runner import FAILURES, Part, run_part
@@ -32,6 +33,7 @@ SUITES: dict[str, tuple[Callable[[Setting], Part], ...]] = {
     "attention": (attention,),
     "vit": (vit,),
     "llama": (llama_rotation, llama_block),
+    "language": (llama_model,),
     "liere": (liere,),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,6 +49,22 @@ class Preset:
     sizes: dict[str, Any]
 
 
+def _language(
+    *, width: int, depth: int, heads: int, vocabulary: int, tokens: int
+) -> dict[str, int]:
+    """A Llama of these sizes, in the words of its configuration; 4 query heads share a key head."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 4,
+        "max_position_embeddings": tokens,
+        "tokens": tokens,
+    }
+
+
 PRESETS = {
     "small": Preset(
         batch=2,
@@ -60,6 +78,7 @@ PRESETS = {
             "llama_heads": 4,
             "llama_key_heads": 2,
             "llama_head_dim": 32,
+            "language": _language(width=64, depth=2, heads=4, vocabulary=128, tokens=32),
             "copied_mib": 64,
         },
     ),
@@ -75,6 +94,7 @@ PRESETS = {
             "llama_heads": 32,
             "llama_key_heads": 8,
             "llama_head_dim": 128,
+            "language": _language(width=2048, depth=16, heads=32, vocabulary=32000, tokens=4096),
             "copied_mib": 1024,
         },
     ),

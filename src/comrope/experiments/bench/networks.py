@@ -1,4 +1,4 @@
-"""Networks around a rotation: an attention layer, a whole ViT, a Llama's block.
+"""Networks around a rotation: an attention layer, a whole ViT.
 
 Shapes: B batch, T tokens, C width, N axes.
 """
@@ -18,21 +18,16 @@ from comrope.experiments.bench.parity import network_parity
 from comrope.experiments.bench.rivals import (
     PLAIN,
     RIVALS,
-    HuggingFaceRoPE,
     PlainRoPE,
     Rival,
     RivalAttention,
 )
-from comrope.experiments.bench.rotations import HUGGING_FACE
 from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
 from comrope.experiments.bench.setting import (
     Setting,
     Shape,
     block_size_of,
     colour_of,
-    llama_positions,
-    llama_rotary,
-    llama_shape,
     name_of,
     own_rotation,
     shape_of,
@@ -52,7 +47,7 @@ from comrope.methods import METHODS
 from comrope.models import ViT, create_model
 from comrope.models.attention import Attention
 
-__all__ = ["LlamaBlock", "attention", "llama_block", "vit"]
+__all__ = ["NONE", "attention", "from_gradient", "subject_of", "vit"]
 
 NONE, APE = "none", "APE"
 TIMM = "timm APE, whole model"
@@ -75,46 +70,13 @@ class AddedPositions(nn.Module):
         return self.attention(x + self.codebook, positions)
 
 
-class LlamaBlock(nn.Module):
-    """A block of Llama 3's shape: grouped queries, causal attention, SwiGLU 3.5 times as wide."""
-
-    def __init__(self, setting: Setting, rotation: Callable[[], nn.Module] | None) -> None:
-        super().__init__()
-        self.heads, self.key_heads = setting.llama_heads, setting.llama_key_heads
-        dim, keys = (n * setting.llama_head_dim for n in (self.heads, self.key_heads))
-        hidden = 7 * dim // 2
-        where: dict[str, Any] = {"device": setting.device, "dtype": setting.dtype}
-        self.norm1, self.norm2 = (nn.RMSNorm(dim, **where) for _ in range(2))
-        self.q, self.o = (nn.Linear(dim, dim, bias=False, **where) for _ in range(2))
-        self.k, self.v = (nn.Linear(dim, keys, bias=False, **where) for _ in range(2))
-        self.gate, self.up = (nn.Linear(dim, hidden, bias=False, **where) for _ in range(2))
-        self.down = nn.Linear(hidden, dim, bias=False, **where)
-        self.rotation = None if rotation is None else rotation()
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        h = self.norm1(x)
-        sizes = (self.heads, self.key_heads, self.key_heads)
-        q, k, v = (
-            layer(h).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for layer, heads in zip((self.q, self.k, self.v), sizes, strict=True)
-        )
-        if isinstance(self.rotation, Rival):
-            q, k = self.rotation(q, k)
-        elif self.rotation is not None:
-            q, k = self.rotation(q, k, positions)
-        h = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.o(h.transpose(1, 2).flatten(2))
-        h = self.norm2(x)
-        return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
-
-
 def attention(setting: Setting) -> Part:
     """One attention layer of the ViT: projections, rotation, attention."""
     shape = shape_of(setting)
     width = shape.heads * shape.head_dim
     x = torch.randn(setting.batch, shape.tokens, width, device=setting.device)
     inputs = (x.requires_grad_(), token_positions(setting))
-    gradient = torch.randn_like(x).to(setting.dtype)
+    backward = partial(from_gradient, torch.randn_like(x).to(setting.dtype))
 
     def plain() -> Attention:
         return Attention(width, shape.heads)
@@ -134,7 +96,14 @@ def attention(setting: Setting) -> Part:
     candidates = [
         Candidate(
             name,
-            partial(_subject, setting, make, inputs, partial(_from, gradient), compiled=compiled),
+            partial(
+                subject_of,
+                setting,
+                make,
+                inputs,
+                backward,
+                compiled=compiled,
+            ),
             method,
             backend,
             compiled=compiled,
@@ -161,7 +130,7 @@ def vit(setting: Setting) -> Part:
         per_sample = name.endswith("per sample")
         kind, inputs = ("per sample", (images, noisy)) if per_sample else ("shared", (images,))
         for compiled in _modes(setting, backend):
-            build = partial(_subject, setting, make, inputs, backward, compiled=compiled)
+            build = partial(subject_of, setting, make, inputs, backward, compiled=compiled)
             candidates.append(Candidate(name, build, method, backend, kind, compiled))
     size = "x".join(map(str, pixels))
     title = (
@@ -213,45 +182,7 @@ def _vits(setting: Setting) -> list[Maker]:
     ]
 
 
-def llama_block(setting: Setting) -> Part:
-    """A block of a language model, where the rotation is one thing among many."""
-    shape = llama_shape(setting)
-    width = shape.heads * shape.head_dim
-    x = torch.randn(1, shape.tokens, width, device=setting.device).to(setting.dtype)
-    inputs = (x.requires_grad_(), llama_positions(setting))
-    gradient = torch.randn_like(x)
-    rotations: list[tuple[str, str, str, Callable[[], nn.Module] | None]] = [
-        (NONE, "none", "", None),
-        (HUGGING_FACE, "rope", "", lambda: HuggingFaceRoPE(shape)),
-    ]
-    for method in ("rope-mixed", "comrope-ld", "comrope-torus"):
-        rotary = partial(llama_rotary, setting, method, "auto")
-        rotations.append((method, method, "auto", rotary))
-    candidates = [
-        Candidate(
-            name,
-            partial(
-                _subject,
-                setting,
-                partial(LlamaBlock, setting, rotation),
-                inputs,
-                partial(_from, gradient),
-                cast=partial(autocast, "no", setting.device),  # the weights are narrow themselves
-                compiled=compiled,
-            ),
-            method,
-            backend,
-            compiled=compiled,
-        )
-        for name, method, backend, rotation in rotations
-        for compiled in setting.modes
-    ]
-    title = f"A Llama-shaped block ({shape.tokens} tokens, width {width}, {setting.dtype_name})"
-    baselines = (Baseline("none", NONE), Baseline("Hugging Face", HUGGING_FACE))
-    return Part("llama", title, NONE, candidates, baselines)
-
-
-def _subject(
+def subject_of(
     setting: Setting,
     make: Callable[[], nn.Module],
     inputs: Sequence[Tensor],
@@ -287,7 +218,7 @@ def _make_exact(module: nn.Module) -> None:
             part.stated = True
 
 
-def _from(gradient: Tensor, output: Tensor) -> None:
+def from_gradient(gradient: Tensor, output: Tensor) -> None:
     output.backward(gradient)
 
 

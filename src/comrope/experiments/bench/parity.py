@@ -99,7 +99,7 @@ def network_parity(
     make_exact(twin)
     everyone = list(range(len(few)))
     near = _outputs_and_gradients(twin, some, cast, everyone)
-    wide_inputs = [tensor.float() for tensor in some]
+    wide_inputs = [tensor.float() if tensor.is_floating_point() else tensor for tensor in some]
     truth = _outputs_and_gradients(twin.float(), wide_inputs, _no_cast(inputs[0]), everyone)
     got = _outputs_and_gradients(module, inputs, cast, few)
     verdicts = [

@@ -49,6 +49,7 @@ class Setting:
     llama_heads: int
     llama_key_heads: int
     llama_head_dim: int
+    language: dict[str, int]  # a whole language model, in the words of its configuration
     copied_mib: int  # the yardstick of rotations; more than caches hold
 
     @property
