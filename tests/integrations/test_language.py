@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,3 +199,36 @@ def test_errors():
     comrope.swap(model, "comrope-ld")
     with pytest.raises(ValueError, match="learned rotations already"):
         comrope.swap(model, "comrope-ld")
+
+
+def test_adapters_and_angles_are_trained_and_saved_together(tmp_path):
+    peft = pytest.importorskip("peft")
+    lora = {"r": 4, "target_modules": "all-linear", "modules_to_save": ["comrope"]}
+    model = comrope.swap(build("llama"), "comrope-ld")
+    learner = peft.get_peft_model(model, peft.LoraConfig(**lora))
+    learned = {n for n, p in learner.named_parameters() if p.requires_grad}
+    assert any("comrope" in name for name in learned)
+    assert all("comrope" in name or "lora" in name for name in learned)
+    train(learner)
+    learner.save_pretrained(tmp_path)
+    expected = logits(learner)
+    base = comrope.swap(build("llama"), "comrope-ld")
+    assert relative_error(logits(base), expected) > 1e-3
+    other = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+    torch.testing.assert_close(logits(other), expected)
+    plain = comrope.fold(other.merge_and_unload())
+    assert relative_error(logits(plain), expected) < 1e-4
+
+
+def test_the_example(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    script = Path(__file__).parents[2] / "examples" / "language_model.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--steps", "5", "--out", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out
+    stock, swapped = re.search(r"stock ([\d.]+), swapped ([\d.]+)", said).groups()
+    assert stock == swapped
+    merged, folded = re.search(r"merged ([\d.]+), folded to plain RoPE ([\d.]+)", said).groups()
+    assert float(merged) == pytest.approx(float(folded), abs=2e-4)
+    assert float(merged) < float(stock)
+    assert (tmp_path / "adapter_model.safetensors").is_file()
