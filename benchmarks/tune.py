@@ -48,17 +48,18 @@ class Cut(NamedTuple):
         for way in ("there", "back"):
             launch.COLUMNS[way] = launch.BASIS_COLUMNS[way] = self.columns
             launch.TILE[way] = launch.BASIS_TILE[way] = self.tile
-        launch.WARPS, launch.PROGRAMS = self.warps, self.programs
-        launch.ITEMS, launch.ITEM_WARPS, launch.ITEM_STAGES = self.tile, self.warps, self.stages
+            launch.PROGRAMS[way], launch.ITEM_STAGES[way] = self.programs, self.stages
+        launch.WARPS = launch.ITEM_WARPS = self.warps
+        launch.ITEMS = self.tile
 
 
 TILES = [Cut(*cut) for cut in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))]
-ITEMS = [Cut(32 * warps, warps) for warps in (1, 2, 4)]
+ITEMS = [Cut(32 * warps, warps) for warps in (1, 2)]
 
 
 def variations(best: Cut) -> list[Cut]:
-    programs = [best._replace(programs=n) for n in (4, 6, 16, 32)]
-    return [*programs, *(best._replace(stages=n) for n in (1, 2, 4))]
+    both = itertools.product((8, 12, 16), (3, 4, 6))
+    return [best._replace(programs=n, stages=stages) for n, stages in both]
 
 
 class Layer:

@@ -34,9 +34,9 @@ TILE, COLUMNS = {"there": 1024, "back": 2048}, {"there": 64, "back": 64}
 BASIS_TILE, BASIS_COLUMNS = {"there": 2048, "back": 1024}, {"there": 32, "back": 16}
 WARPS = 4
 # Of blocks in threads: one warp, which has no other to wait for, and tiles fetched ahead.
-ITEMS, ITEM_WARPS, ITEM_STAGES = 32, 1, 3
+ITEMS, ITEM_WARPS, ITEM_STAGES = 32, 1, {"there": 3, "back": 3}
 FINISH_WARPS = 1
-PROGRAMS = 8  # for every multiprocessor: about as many as fit at once
+PROGRAMS = {"there": 8, "back": 8}  # for every multiprocessor
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
 PRECISIONS = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "bf16"}
 # What sums over tokens are good to then, of the sum of their sizes: roundings are many, and random.
@@ -77,7 +77,7 @@ def turn(heads: Heads, turning: Turning, out: Heads) -> None:
     """Write the rotated q and k, and v as it is, to ``out``, which may be ``heads`` itself."""
     tensors = (*_all_three(heads), *_all_three(out))
     if in_registers(heads, turning):
-        kernel, (programs, sizes) = rotate_blocks_kernel, _items(heads, turning)
+        kernel, (programs, sizes) = rotate_blocks_kernel, _items(heads, turning, "there")
     else:
         kernel, (programs, sizes) = rotate_kernel, _tiles(heads, turning, "there")
     kernel[(programs,)](
@@ -102,7 +102,7 @@ def turn_back(
     skew = in_registers(rotated, turning)
     if skew:
         kernel = rotate_blocks_back_kernel
-        programs, sizes = _items(rotated, turning)
+        programs, sizes = _items(rotated, turning, "back")
         each = _power_of_2(sums_of_a_block(axes, turning.block_size, is_line))
         sizes["EACH"], pulling = each, heads * blocks
     else:
@@ -189,7 +189,7 @@ def _tiles(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any
     count = _blocks_together(blocks, columns // (2 * padded), least)
     most = max(16, min(64, tile // (2 * padded * count)))
     rows = max(16, min(most, _power_of_2(heads.k.shape[0] * heads.k.shape[2])))
-    programs, sizes = _sizes(heads, turning, rows, count)
+    programs, sizes = _sizes(heads, turning, way, rows, count)
     return programs, sizes | {
         "PADDED": padded,
         "PAIRS": padded * count,
@@ -200,14 +200,14 @@ def _tiles(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any
     }
 
 
-def _items(heads: Heads, turning: Turning) -> tuple[int, dict[str, Any]]:
+def _items(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any]]:
     """Programs, and sizes, of blocks.py."""
     blocks = turning.frequencies.shape[2]
     count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
     rows = max(1, (128 if heads.k.device.type == "cpu" else ITEMS) // count)
-    programs, sizes = _sizes(heads, turning, rows, count)
+    programs, sizes = _sizes(heads, turning, way, rows, count)
     fast = heads.k.dtype != torch.float32 and heads.k.device.type != "cpu"
-    more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES, "num_warps": ITEM_WARPS}
+    more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES[way], "num_warps": ITEM_WARPS}
     return programs, sizes | more
 
 
@@ -232,12 +232,14 @@ def _blocks_together(blocks: int, most: int, least: int) -> int:
     return count
 
 
-def _sizes(heads: Heads, turning: Turning, rows: int, count: int) -> tuple[int, dict[str, Any]]:
+def _sizes(
+    heads: Heads, turning: Turning, way: str, rows: int, count: int
+) -> tuple[int, dict[str, Any]]:
     """Programs, and the arguments that all kernels take, for ``rows`` by ``count`` blocks."""
     batch, key_heads, tokens, _ = heads.k.shape
     blocks = turning.frequencies.shape[2]
     units = key_heads * -(-blocks // count)
-    programs = PROGRAMS * _multiprocessors(heads.k.device)
+    programs = PROGRAMS[way] * _multiprocessors(heads.k.device)
     shares = max(1, min(-(-batch * tokens // rows), programs // units))
     return units * shares, {
         "rows": batch * tokens,
