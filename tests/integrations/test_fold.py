@@ -88,6 +88,14 @@ def test_a_folded_model_goes_on_learning_and_generating():
     assert all((dict(model.named_parameters())[n] - p).abs().max() > 1e-4 for n, p in start.items())
 
 
+def test_there_is_no_way_back():
+    model = comrope.fold(comrope.swap(vision.build("timm vit"), "comrope-ld"))
+    with pytest.raises(ValueError, match="it was folded, and its weights with it"):
+        comrope.unswap(model)
+    before = vision.seen(model)
+    assert relative_error(vision.seen(comrope.fold(model)), before) < 1e-5
+
+
 def test_what_cannot_be_folded_is_left_as_it_was():
     with pytest.raises(ValueError, match="has no rotation of comrope's to fold"):
         comrope.fold(nn.Linear(2, 2))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from comrope.angles import Free, Torus
 from comrope.integrations.places import Places, axial
-from comrope.integrations.swapping import unswap
+from comrope.integrations.swapping import FOLDED, take_out
 from comrope.methods import create_method
 from comrope.methods.base import Method
 from comrope.ops.layout import halves_to_neighbours
@@ -63,6 +63,7 @@ def fold(model: Model) -> Model:
         for parameter, value in turned:
             parameter.copy_(value)
         rotation.method = method
+        setattr(rotation, FOLDED, True)
     _give_back(model, [rotation for rotation, _, _ in plans])
     if callable(noted := getattr(model, "note_folded", None)):
         noted()
@@ -206,4 +207,4 @@ def _give_back(model: nn.Module, rotations: list[RotaryEmbedding]) -> None:
     methods: list[Any] = [rotation.method for rotation in rotations]
     freqs = torch.stack([method.frequencies.flatten(2) for method in methods], dim=1)
     places.away["rope.freqs"] = (freqs.reshape(rope.freqs.shape), True)
-    unswap(model)
+    take_out(model)

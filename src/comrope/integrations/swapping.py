@@ -29,11 +29,12 @@ from comrope.integrations.timm_models import (
     swap_timm_model,
 )
 
-__all__ = ["swap", "unswap"]
+__all__ = ["FOLDED", "swap", "take_out", "unswap"]
 
 Model = TypeVar("Model", bound=nn.Module)
 # What the ways in were made for; older ones are laid out differently.
 OLDEST = {"language": "5.0", "vision": "5.17", "timm": "1.0.29"}
+FOLDED = "is_folded"  # the mark of a rotation whose basis has gone into weights
 HOOKS = (Places, TurnedQueries, TurnedKeys, Unrotated)
 APE = re.compile(r"(?:^|\.)(?:pos_embed(?:_[xy])?|position_embeddings|position_embedding\.weight)$")
 
@@ -101,6 +102,13 @@ def swap(
 
 def unswap(model: Model) -> Model:
     """Take out what ``swap`` put in; the model is as it was, what was learned is gone."""
+    if any(getattr(rotation, FOLDED, False) for rotation in rotary_modules(model).values()):
+        raise ValueError("model: it was folded, and its weights with it: there is no way back")
+    return take_out(model)
+
+
+def take_out(model: Model) -> Model:
+    """``unswap``, whatever the weights are."""
     layers = [part for part in model.modules() if ROTATION in dict(part.named_children())]
     if not layers:
         raise ValueError(f"model: this {type(model).__name__} has nothing that comrope.swap put in")
