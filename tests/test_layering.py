@@ -13,7 +13,7 @@ ROOT = Path(comrope.__file__).parent
 # In the order in which data goes: each room may import the rooms before it.
 ROOMS = (
     "checks", "precision", "angles", "methods", "positions", "ops", "rotary", "analysis",
-    "integrations", "models", "experiments",
+    "groups", "integrations", "models", "experiments",
 )  # fmt: skip
 STRANGERS = {
     ("methods", "positions"), ("ops", "methods"), ("ops", "positions"), ("models", "integrations"),

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from comrope import analysis
+from comrope.groups import parameter_groups
 from comrope.methods import METHODS
 from comrope.positions import grid, perturb, relative, shift, with_class_token
 from comrope.rotary import RotaryEmbedding
@@ -18,8 +19,10 @@ __all__ = [
     "RotaryEmbedding",
     "analysis",
     "create_model",
+    "fold",
     "grid",
     "models",
+    "parameter_groups",
     "perturb",
     "relative",
     "shift",
@@ -31,6 +34,7 @@ __all__ = [
 # What needs more than torch is loaded when it is first asked for.
 LAZY = {
     "create_model": ("comrope.models", "create_model"),
+    "fold": ("comrope.integrations", "fold"),
     "models": ("comrope.models", None),
     "swap": ("comrope.integrations", "swap"),
     "unswap": ("comrope.integrations", "unswap"),

@@ -50,7 +50,7 @@ def test_vision_models(family):
 
 
 @pytest.mark.parametrize("method", [m for m in comrope.METHODS if m != "liere"])
-def test_every_method_and_our_own_model(method):
+def test_every_method_and_our_own_model(method, tmp_path):
     torch.manual_seed(0)
     model = comrope.create_model("vit_nano_patch8_32", position=method, num_classes=5).eval()
     stirred(model)
@@ -60,6 +60,8 @@ def test_every_method_and_our_own_model(method):
     comrope.fold(model)
     assert relative_error(vision.seen(model), before) < 1e-4
     assert relative_error(vision.seen(model, vision.images().flip(-1)), unlike) < 1e-4
+    model.save_pretrained(tmp_path)
+    assert torch.equal(vision.seen(type(model).from_pretrained(tmp_path)), vision.seen(model))
 
 
 def test_a_folded_model_of_timm_is_a_model_of_timm():

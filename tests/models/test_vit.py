@@ -80,6 +80,19 @@ def test_only_the_chosen_encoding_is_there():
         assert len(rotary_modules(nano(method))) == 3
 
 
+def test_absolute_positions_beside_a_rotation():
+    """At zero angles they are all there is; the names of everything stay as they are."""
+    plain, both = nano("ape").eval(), nano("comrope-ld", init="zeros", ape=True).eval()
+    angles = {n for n in both.state_dict() if ".rope." in n}
+    assert set(both.state_dict()) - angles == set(plain.state_dict())
+    both.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(2, 1, 12, 12)
+    torch.testing.assert_close(both(x), plain(x), rtol=1e-5, atol=1e-5)
+    assert both.position_parameters() > plain.position_parameters() > 0
+    with pytest.raises(ValueError, match="ape: expected False with position 'none'"):
+        nano("none", ape=True)
+
+
 def test_without_positions_the_patches_may_be_shuffled():
     """The negative control of the next test: with ``none`` order means nothing."""
     x = torch.randn(2, 1, 12, 12)

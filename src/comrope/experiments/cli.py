@@ -93,7 +93,7 @@ def reproduce_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="classification, offset, block-size, perturbation, distribution or cost."
+            help="classification, offset, block-size, perturbation, distribution, finetune or cost."
         ),
     ],
     overrides: Overrides = None,
@@ -129,7 +129,7 @@ def reproduce_command(
 def bench_command(
     suites: Annotated[
         list[str] | None,
-        typer.Argument(help="rotation, attention, vit, llama, liere, or all (the default)."),
+        typer.Argument(help="rotation, attention, vit, llama, language, liere, or all of them."),
     ] = None,
     preset: Annotated[
         str, typer.Option(help="small, for two CPU cores, or full, for one large GPU.")
@@ -194,6 +194,27 @@ def inspect_command(
         print(f"variation of the absolute positions along each axis: {shares}")
     for picture in facts["pictures"]:
         print(f"picture: {picture}")
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of a saved model.")],
+    to: Annotated[str, typer.Option(help="onnx, torch-export or safetensors.")],
+    out: Annotated[Path, typer.Option(help="A file, .onnx or .pt2; for safetensors a folder.")],
+) -> None:
+    """Write a trained model for other programs: any batch, any size of images.
+
+    What is written is run and compared with the model; the exit code is 1 if they differ.
+    """
+    from comrope.experiments.export import Differs, export
+
+    try:
+        done = export(run, to, out)
+    except Differs as error:
+        _leave(f"comrope: {error}", 1)
+    else:
+        measured = "" if done.error is None else f", largest relative error {done.error:.1e}"
+        print(f"{to}: {done.path}{measured}")
 
 
 @app.command("recipes")

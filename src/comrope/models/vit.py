@@ -20,6 +20,7 @@ from comrope.angles import Angles
 from comrope.methods import METHODS, joint_angles
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
+from comrope.models.saving import Pretrained
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["POSITIONS", "ViT"]
@@ -28,10 +29,11 @@ POSITIONS = (*METHODS, "ape", "none")
 POOLS = ("token", "avg")
 CLASS_POSITIONS = ("center", "unrotated")
 ROPE_UNITS = ("patch", "relative")
+HIDDEN = ("self", "__class__", "rotary_options")  # of what the constructor sees, no arguments
 
 
-class ViT(nn.Module):
-    """A plain ViT whose positions are encoded by ``position`` and by nothing else.
+class ViT(Pretrained):
+    """A plain ViT whose positions are encoded by ``position``, and by nothing else unless ``ape``.
 
     Args:
         img_size: The canvas at training, one size for two axes or one per axis: (224, 224) is an
@@ -39,6 +41,8 @@ class ViT(nn.Module):
         patch_size: One size for all axes or one per axis.
         position: A method of ``comrope.METHODS``, ``"ape"`` (one learned vector a patch of the
             training grid, interpolated) or ``"none"``.
+        ape: Absolute positions beside the rotation of a method: what a model that was trained with
+            them keeps when it is fine-tuned with rotations.
         block_size, init: As ``RotaryEmbedding`` takes them.
         rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and ``init="rope"``:
             ``"patch"``, patches of the training grid, the way RoPE is used; ``"relative"``, the
@@ -65,6 +69,7 @@ class ViT(nn.Module):
         num_heads: int = 12,
         mlp_ratio: float = 4.0,
         position: str = "comrope-ld",
+        ape: bool = False,
         block_size: int = 8,
         init: str = "normal",
         rope_units: str = "patch",
@@ -77,10 +82,16 @@ class ViT(nn.Module):
         init_std: float = 0.02,
         **rotary_options: Any,
     ) -> None:
+        given = {**locals(), **rotary_options}
         super().__init__()
+        self._given = {k: given[k] for k in given if k not in HIDDEN}
         canvas = _sizes("img_size", img_size, 2 if isinstance(patch_size, int) else len(patch_size))
         patch = _sizes("patch_size", patch_size, len(canvas))
         checks.one_of("position", position, POSITIONS)
+        if ape and position == "none":
+            raise ValueError(
+                "ape: expected False with position 'none'; position='ape' is APE alone"
+            )
         checks.one_of("rope_units", rope_units, ROPE_UNITS)
         checks.one_of("class_position", class_position, CLASS_POSITIONS)
         _check_pool(global_pool, class_token)
@@ -98,7 +109,8 @@ class ViT(nn.Module):
         self.patches = Patches(patch, checks.integer("in_chans", in_chans, 1), embed_dim)
         self.train_grid = self.patches.grid_shape(canvas)
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if class_token else None
-        self.ape = AbsolutePositions(self.train_grid, embed_dim) if position == "ape" else None
+        absolute = ape or position == "ape"
+        self.ape = AbsolutePositions(self.train_grid, embed_dim) if absolute else None
 
         def rope() -> RotaryEmbedding | None:
             if position not in METHODS:
@@ -138,6 +150,16 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
         self.reset_parameters()
+
+    def arguments(self) -> dict[str, Any]:
+        """Keywords that make the same model; its classifier may have been changed since."""
+        return {**self._given, "num_classes": self.num_classes, "global_pool": self.global_pool}
+
+    def note_folded(self) -> None:
+        """``comrope.fold`` has made every rotation a plain one: this is what makes such a model."""
+        plain = {"position": "rope-mixed", "init": "zeros", "base": None}
+        kept = {k: v for k, v in self._given.items() if k not in ("shared_theta", "frequencies")}
+        self._given, self.position = {**kept, **plain}, "rope-mixed"
 
     def token_positions(self, grid: Sequence[int] | None = None) -> Tensor:
         """Where the tokens of a grid of patches stand, class token included: (T [+ 1], N)."""

@@ -1,0 +1,227 @@
+"""A trained model for other programs: ONNX, torch.export, or a folder to load it from again.
+
+What other programs run is run once and compared with the model, at the size that it was trained at
+and at another, before it is put where it was asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from comrope.analysis import rotary_modules
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import load_run
+from comrope.experiments.folders import CONFIG
+from comrope.models import ViT
+from comrope.models.exportable import Exportable
+from comrope.models.files import write_whole
+
+__all__ = ["FORMATS", "Differs", "Exported", "export"]
+
+FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ""}
+OPSET = 20  # the first with GELU; ONNX Runtime has known it since 1.17
+TOLERANCE = 1e-4
+NOTES = "preprocessing.json"  # beside saved weights, and inside of what is exported
+LARGEST_ONNX = 3 * 2**29  # bytes: beyond, its weights would be in a file of their own
+AXES = {1: ("patches",), 2: ("rows", "columns"), 3: ("frames", "rows", "columns")}
+
+Notes = dict[str, Any]
+Run = Callable[[Tensor], Tensor]
+
+
+class Exported(NamedTuple):
+    """Where it is, and the worst relative error that was seen; weights as such have none."""
+
+    path: Path
+    error: float | None
+
+
+class Differs(Exception):
+    """What was written does not compute what the model computes; it was removed."""
+
+
+def export(source: Path, to: str, out: Path) -> Exported:
+    """Write the model of a finished run, or one that ``save_pretrained`` wrote, in another form.
+
+    Args:
+        source: The folder.
+        to: "onnx" or "torch-export", in float32, with any batch and any size of at least two
+            patches an axis; "safetensors", what ``ViT.from_pretrained`` reads.
+        out: A file, or with "safetensors" a folder.
+    """
+    if to not in FORMATS:
+        raise UserError(f"to: expected one of {', '.join(FORMATS)}, got {to!r}")
+    _check_place(to, out)
+    if to == "onnx":
+        _check_installed("onnx", "onnxscript", "onnxruntime")
+    model, notes = _load(source)
+    if to == "safetensors":
+        return _export_folder(model, notes, out)
+    model = model.float()
+    for rope in rotary_modules(model).values():
+        rope.backend = "auto"  # whatever it was trained with, it is compared on a CPU
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return (_export_onnx if to == "onnx" else _export_torch)(model, notes, out)
+
+
+def _check_place(to: str, out: Path) -> None:
+    if to == "safetensors":
+        if out.is_file() or (out / CONFIG).exists():
+            raise UserError(f"out: expected a folder of its own for the model, got {out}")
+    elif out.suffix != FORMATS[to] or out.is_dir():
+        raise UserError(f"out: expected a file that ends in {FORMATS[to]}, got {out}")
+
+
+def _check_installed(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"to: onnx needs {package}, which is not installed: pip install 'comrope[export]'"
+            )
+
+
+def _load(source: Path) -> tuple[ViT, Notes]:
+    """A model, and how the images that it wants were made, where that is known."""
+    if (source / CONFIG).is_file():
+        config, model = load_run(source)
+        if not isinstance(model, ViT):
+            raise UserError(f"run: expected a ViT of comrope, {source} has {config.model.name}")
+        notes = {
+            "mean": list(config.data.mean),
+            "std": list(config.data.std),
+            "interpolation": config.augment.interpolation,
+            "crop_pct": config.augment.crop_pct,
+        }
+        return model, notes
+    if not source.is_dir():
+        raise UserError(f"run: {source} is no folder of a run or of a saved model")
+    try:
+        return ViT.from_pretrained(source), _read_notes(source / NOTES)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"run: {error}") from None
+
+
+def _read_notes(path: Path) -> Notes:
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected names and values, got {found!r}")
+    return found
+
+
+def _export_folder(model: ViT, notes: Notes, out: Path) -> Exported:
+    model.save_pretrained(out)
+    if notes:
+        text = json.dumps(notes, indent=2) + "\n"
+        write_whole({out / NOTES: lambda path: path.write_text(text)})
+    return Exported(out, None)
+
+
+def _export_torch(model: ViT, notes: Notes, out: Path) -> Exported:
+    program, worst = _program(model), 0.0
+
+    def write(path: Path) -> None:
+        nonlocal worst
+        buffer = io.BytesIO()  # given a path, its name would be written into the file
+        torch.export.save(program, buffer, extra_files={NOTES: json.dumps(notes)})
+        path.write_bytes(buffer.getbuffer())
+        worst = _compare(model, torch.export.load(path).module(), str(out))
+
+    write_whole({out: write})
+    return Exported(out, worst)
+
+
+def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    if size > LARGEST_ONNX:
+        raise UserError(f"to: onnx holds {LARGEST_ONNX} bytes in a file, the model has {size}")
+    made = torch.onnx.export(
+        _program(model),
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=["x"],
+        output_names=["logits"],
+        dynamic_shapes=_dynamic(model),  # for their names
+        verbose=False,
+    )
+    assert made is not None
+    for node in made.model.graph:
+        node.metadata_props.clear()  # paths of this machine again
+    made.model.metadata_props[NOTES] = json.dumps(notes)
+    worst = 0.0
+
+    def write(path: Path) -> None:
+        nonlocal worst
+        made.save(path)
+        worst = _compare(model, _onnx_runtime(path), str(out))
+
+    write_whole({out: write})
+    return Exported(out, worst)
+
+
+def _program(model: ViT) -> ExportedProgram:
+    """Strictly: the other way of tracing would hand numbers to our checks that are none yet."""
+    example = torch.randn(2, model.patches.in_chans, *_canvas(model))
+    with torch.no_grad():
+        program = torch.export.export(
+            Exportable(model), (example,), dynamic_shapes=_dynamic(model), strict=True
+        )
+        program = program.run_decompositions({})  # one flat graph, without the parts for training
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine, which nobody else should see
+    return program
+
+
+def _dynamic(model: ViT) -> dict[str, dict[int, Any]]:
+    """The batch, and every size in whole patches; at one patch torch's graphs are other ones."""
+    names = AXES.get(model.num_axes, [f"patches_{axis}" for axis in range(model.num_axes)])
+    sizes = {
+        2 + axis: patch * Dim(names[axis], min=2)
+        for axis, patch in enumerate(model.patches.patch_size)
+        if model.train_grid[axis] > 1
+    }
+    return {"x": {0: Dim("batch"), **sizes}}
+
+
+def _canvas(model: ViT, more: int = 0) -> list[int]:
+    """The sizes of the training canvas, or some patches more of each that may change."""
+    return [
+        patch * (count + (more + axis if more and count > 1 else 0))
+        for axis, (patch, count) in enumerate(
+            zip(model.patches.patch_size, model.train_grid, strict=True)
+        )
+    ]
+
+
+@torch.no_grad()
+def _compare(model: ViT, run: Run, name: str) -> float:
+    """The worst relative error, at the training size and at another, one image and two."""
+    random, worst = torch.Generator().manual_seed(0), 0.0
+    for batch, more in ((1, 0), (2, 1)):
+        x = torch.randn(batch, model.patches.in_chans, *_canvas(model, more), generator=random)
+        expected = model(x)
+        error = float((run(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        if not error <= TOLERANCE:  # NaN is not either
+            raise Differs(
+                f"{name}: differs from the model by {error:.1e} at {tuple(x.shape)}, more than "
+                f"{TOLERANCE:.0e}; it was removed"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _onnx_runtime(path: Path) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])

@@ -1,0 +1,230 @@
+"""Exported models compute what the model computes, at any batch and size, or are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from comrope import METHODS
+from comrope.experiments import export as exporting
+from comrope.experiments.checkpoint import write_atomically, write_tensors
+from comrope.experiments.cli import main
+from comrope.experiments.config import to_yaml
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import build_model, load_run
+from comrope.experiments.export import export
+from comrope.experiments.folders import CONFIG, WEIGHTS
+from comrope.models import POSITIONS, ViT, create_model
+from comrope.models.exportable import Exportable, exponential
+from experiments.runs import tiny
+
+
+def nano(**options) -> ViT:
+    options = {"num_classes": 10, "depth": 1, **options}
+    model = create_model("vit_nano_patch8_32", **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def error_of(run, model: ViT, batch: int, *grid: int) -> float:
+    sizes = [p * g for p, g in zip(model.patches.patch_size, grid, strict=True)]
+    x = torch.randn(batch, model.patches.in_chans, *sizes)
+    with torch.no_grad():
+        expected = model(x)
+        return float((run(x) - expected).abs().max() / expected.abs().max())
+
+
+def onnx_session(path: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """The command as it is typed: its exit code, and what it says."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["comrope", *map(str, arguments)])
+        monkeypatch.setattr("faulthandler.enable", lambda: None)  # wants a real standard error
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out + said.err
+
+    return run
+
+
+# Two of each kind would take minutes: AP is a line as LD is, RoPE-Mixed has planes as RoPE has.
+@pytest.mark.parametrize("position", ["comrope-ld", "comrope-torus", "rope", "liere", "ape"])
+def test_onnx_computes_what_the_model_computes(position, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnx = pytest.importorskip("onnx")
+    model, out = nano(position=position), tmp_path / "new" / "model.onnx"
+    model.save_pretrained(tmp_path / "saved")
+    said = export(tmp_path / "saved", "onnx", out)
+    assert said.path == out
+    assert said.error < 1e-5
+    run = onnx_session(out)
+    for batch, grid in ((1, (4, 4)), (3, (4, 4)), (2, (7, 3)), (1, (2, 9)), (1, (1, 1))):
+        assert error_of(run, model, batch, *grid) <= 1e-5, (batch, grid)
+    content = onnx.load(out)
+    onnx.checker.check_model(content, full_check=True)
+    shape = content.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in shape] == ["batch", 3, "8*rows", "8*columns"]
+    assert {node.domain for node in content.graph.node} == {""}
+    assert not content.functions
+    assert b"site-packages" not in out.read_bytes()  # nor any other path of this machine
+    assert sorted(p.name for p in out.parent.iterdir()) == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("options", "grids"),
+    [
+        (
+            {
+                "position": "comrope-torus", "img_size": (4, 8, 8), "patch_size": (4, 4, 2),
+                "global_pool": "avg", "class_token": False,
+            },
+            [(1, 2, 4), (1, 5, 3)],
+        ),
+        (
+            {
+                "position": "liere", "img_size": (32,), "patch_size": (4,), "ape": True,
+                "class_position": "unrotated", "channel_order": "half",
+            },
+            [(8,), (11,)],
+        ),
+    ],
+)  # fmt: skip
+def test_torch_export_computes_what_the_model_computes(options, grids, tmp_path, command):
+    model, out = nano(**options), tmp_path / "model.pt2"
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "preprocessing.json").write_text('{"mean": [0.5]}')
+    code, said = command("export", tmp_path / "saved", "--to", "torch-export", "--out", out)
+    assert code == 0
+    assert float(said.removeprefix(f"torch-export: {out}, largest relative error ")) < 1e-5
+    notes = {"preprocessing.json": ""}
+    program = torch.export.load(out, extra_files=notes)
+    assert json.loads(notes["preprocessing.json"]) == {"mean": [0.5]}
+    for batch in (1, 3):
+        for grid in grids:
+            assert error_of(program.module(), model, batch, *grid) <= 1e-5, (batch, grid)
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert not [name for name in called if "comrope" in name or "linalg" in name or "wrap" in name]
+    content = out.read_bytes()
+    assert b"site-packages" not in content
+    assert b"stack_trace" not in content
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"position": position} for position in POSITIONS),
+        *({"position": method, "channel_order": "half"} for method in METHODS),
+        {"position": "comrope-ld", "class_position": "unrotated", "block_size": 2},
+        {"position": "liere", "class_position": "unrotated", "block_size": 4},
+    ],
+)
+def test_constant_angles_change_nothing(options):
+    model = nano(depth=2, **options)
+    constant = Exportable(model)
+    assert error_of(constant, model, 2, 3, 5) < 1e-5
+    assert not [n for n, _ in constant.named_parameters() if "rope" in n]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    assert error_of(constant, model, 2, 3, 5) > 1e-2  # it is a copy
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.5, 3.0, 60.0])
+def test_an_exponential_of_plain_products(norm):
+    matrices = torch.randn(7, 8, 8, dtype=torch.float64)
+    matrices = matrices - matrices.mT
+    matrices = norm * matrices / torch.linalg.matrix_norm(matrices, ord=2, keepdim=True)
+    for dtype, tolerance in ((torch.float64, 2e-9 * max(norm, 1)), (torch.float32, 3e-5)):
+        got = exponential(matrices.to(dtype), 6).double()
+        torch.testing.assert_close(got, matrices.matrix_exp(), rtol=0, atol=tolerance)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """What a finished run leaves, without the training."""
+    config = tiny()
+    write_atomically(tmp_path / "run" / CONFIG, to_yaml(config))
+    write_tensors(tmp_path / "run" / WEIGHTS, build_model(config).state_dict())
+    return tmp_path / "run"
+
+
+def test_a_run_becomes_a_folder_to_load_from(run, tmp_path, command):
+    code, said = command("export", run, "--to", "safetensors", "--out", tmp_path / "model")
+    assert (code, said) == (0, f"safetensors: {tmp_path / 'model'}\n")
+    model = ViT.from_pretrained(tmp_path / "model")
+    x = torch.randn(2, 1, 12, 16)
+    _, trained = load_run(run)
+    assert torch.equal(model(x), trained(x))
+    notes = json.loads((tmp_path / "model" / "preprocessing.json").read_text())
+    assert notes["mean"] == [0.306]
+    assert notes["crop_pct"] == 1.0
+
+
+class Wrong(nn.Module):
+    """Right at the size that the model was trained at, and nowhere else."""
+
+    def __init__(self, model: ViT) -> None:
+        super().__init__()
+        self.model = Exportable(model)
+
+    def forward(self, x):
+        return self.model(x) * (1 + (x.shape[-1] - 32) * 1e-3)
+
+
+def test_what_differs_is_not_left_behind(tmp_path, command, monkeypatch):
+    nano().save_pretrained(tmp_path / "saved")
+    monkeypatch.setattr(exporting, "Exportable", Wrong)
+    out = tmp_path / "out" / "model.pt2"
+    out.parent.mkdir()
+    out.write_text("what was there before")
+    code, said = command("export", tmp_path / "saved", "--to", "torch-export", "--out", out)
+    assert code == 1
+    assert "differs from the model by" in said
+    assert "(2, 3, 40, 48)" in said
+    assert out.read_text() == "what was there before"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_mistakes_are_told_in_a_line(tmp_path, command, monkeypatch):
+    saved, empty = tmp_path / "saved", tmp_path / "empty"
+    nano().save_pretrained(saved)
+    empty.mkdir()
+    (empty / "pytorch_model.bin").write_bytes(b"code")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    for source, to, out, message in (
+        (saved, "tensorrt", "a.onnx", "to: expected one of onnx, torch-export, safetensors"),
+        (saved, "onnx", "a.pt2", "out: expected a file that ends in .onnx, got"),
+        (saved, "torch-export", "a", "out: expected a file that ends in .pt2, got"),
+        (saved, "safetensors", "run", "out: expected a folder of its own for the model, got"),
+        (tmp_path / "no", "torch-export", "a.pt2", "no is no folder of a run or of a saved model"),
+        (empty, "torch-export", "a.pt2", "pytorch_model.bin: is a pickle"),
+        (tmp_path / "run", "torch-export", "a.pt2", "is not finished"),
+    ):
+        code, said = command("export", source, "--to", to, "--out", tmp_path / out)
+        assert code == 2
+        assert message in said
+        assert len(said.strip().splitlines()) == 1
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
+    )
+    with pytest.raises(UserError, match=r"needs onnxscript.*pip install 'comrope\[export\]'"):
+        export(saved, "onnx", tmp_path / "a.onnx")
+    assert not list(tmp_path.glob("a*"))
