@@ -11,6 +11,9 @@ from pathlib import Path
 
 import documents
 import pytest
+import torch
+
+import comrope
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,10 +27,27 @@ def load(path: Path):
 
 
 def test_the_code_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     scope = {}
-    exec(code, scope)
+    exec(code_blocks()[0], scope)
     assert scope["out"].shape == (2, 12, 197, 64)
+
+
+def test_the_code_for_models_that_exist_runs():
+    """But for the weights, which would be fetched."""
+    timm = pytest.importorskip("timm")
+    code = code_blocks()[1].replace("pretrained=True", "depth=1")
+    torch.manual_seed(0)
+    scope = {"comrope": comrope, "timm": timm, "seen": []}
+    image = torch.randn(1, 3, 224, 224)
+    for line in code.strip().splitlines():
+        exec(line, scope)
+        scope["seen"].append(scope["model"].eval()(image))
+    torch.testing.assert_close(scope["seen"][1], scope["seen"][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scope["seen"][2], scope["seen"][0], rtol=1e-4, atol=1e-5)
+
+
+def code_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_table_is_that_of_the_results_file():
