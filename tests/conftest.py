@@ -8,6 +8,9 @@ from helpers import COMMUTING
 
 from comrope import METHODS
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread for each
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 if not torch.cuda.is_available():  # before triton is imported: its kernels run interpreted then
     os.environ["TRITON_INTERPRET"] = "1"
 
