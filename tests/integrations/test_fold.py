@@ -90,6 +90,34 @@ def test_a_folded_model_goes_on_learning_and_generating():
     assert all((dict(model.named_parameters())[n] - p).abs().max() > 1e-4 for n, p in start.items())
 
 
+def test_dropped_positions_stay_dropped():
+    model = comrope.swap(vision.build("timm mixed"), "comrope-torus", ape="drop")
+    before = vision.seen(stirred(model))
+    comrope.fold(model)
+    assert relative_error(vision.seen(model), before) < 1e-4
+    assert not model.pos_embed.any()
+
+
+def test_layers_that_are_not_known_are_refused():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(32, 96)
+            self.rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
+
+    with pytest.raises(ValueError, match="how Own makes queries and keys is not known"):
+        comrope.fold(Own())
+    model = comrope.swap(language.build("llama"), "comrope-ld")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.q_proj = first.q_proj
+    with pytest.raises(ValueError, match="expected weights of their own for every layer"):
+        comrope.fold(model)
+    second.q_proj = second.k_proj
+    first.k_proj = first.q_proj
+    with pytest.raises(ValueError, match="weights of their own"):
+        comrope.fold(model)
+
+
 def test_there_is_no_way_back():
     model = comrope.fold(comrope.swap(vision.build("timm vit"), "comrope-ld"))
     with pytest.raises(ValueError, match="it was folded, and its weights with it"):

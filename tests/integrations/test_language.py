@@ -154,6 +154,16 @@ def test_saved_and_loaded(tmp_path):
     torch.testing.assert_close(logits(plain), logits(model))
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
+def test_pickled(family, tmp_path):
+    model = comrope.swap(build(family), "comrope-ld")
+    train(model, steps=2)
+    torch.save(model, tmp_path / "model.pt")
+    other = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(logits(other), logits(model))
+    assert torch.equal(logits(comrope.unswap(other)), logits(comrope.unswap(model)))
+
+
 def test_compiles_as_one_graph():
     torch._dynamo.reset()
     model = comrope.swap(build("llama"), "comrope-ld")

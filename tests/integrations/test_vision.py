@@ -337,9 +337,72 @@ def test_errors():
     scaling = vit(block_fn=blocks("ParallelScalingBlock"))
     with pytest.raises(ValueError, match="layers of type ParallelScalingBlock are not supported"):
         comrope.swap(scaling)
-    dropping = comrope.swap(vit(patch_drop_rate=0.5).train())
-    with pytest.raises(ValueError, match=r"dropped patches .* are not supported"):
-        dropping(images())
+    with pytest.raises(ValueError, match="dropped patches are not supported"):
+        comrope.swap(vit(patch_drop_rate=0.5))
+    with pytest.raises(ValueError, match="'rope' learns nothing"):
+        comrope.swap(vit(), "rope")
+    with torch.device("meta"):
+        nowhere = vit()
+    with pytest.raises(ValueError, match="got some on the meta device"):
+        comrope.swap(nowhere)
+
+
+def test_tokens_that_nobody_told_of():
+    model = comrope.swap(build("timm vit"))
+    model.cls_token = nn.Parameter(torch.zeros(1, 3, 64))
+    model.no_embed_class, model.pos_embed = True, nn.Parameter(model.pos_embed.data[:, 1:])
+    with pytest.raises(ValueError, match="expected 1 and one for each of the 16 patches, got 19"):
+        model(images())
+
+
+@pytest.mark.parametrize("family", ["timm vit", "vit", "clip vision", "dinov3"])
+def test_pickled(family, tmp_path):
+    model = comrope.swap(build(family), "comrope-ld", init="normal")
+    torch.save(model, tmp_path / "model.pt")
+    other = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(seen(other), seen(model))
+    comrope.unswap(other)
+    assert relative_error(seen(other), seen(comrope.unswap(model))) == 0
+
+
+@pytest.mark.parametrize("family", ["timm vit", "vit"])
+def test_a_forward_pass_cannot_be_repeated_at_positions_that_are_gone(family):
+    model = comrope.swap(build(family), "comrope-ld", init="normal", perturbation=1.0).train()
+    model.set_grad_checkpointing() if "timm" in family else model.gradient_checkpointing_enable()
+    for _ in range(2):
+        outputs(model).sum().backward()
+        seen(model)  # a look in between does no harm
+    both = outputs(model).sum() + outputs(model).sum()
+    with pytest.raises(RuntimeError, match="the positions of this forward pass are gone"):
+        both.backward()
+
+
+def test_adapters_train_the_angles_that_turn():
+    peft = pytest.importorskip("peft")
+    model = comrope.swap(build("timm vit"), "comrope-ld", init="normal")
+    lora = peft.LoraConfig(r=2, target_modules=["qkv"], modules_to_save=["comrope"])
+    learner = peft.get_peft_model(model, lora)
+    outputs(learner).square().sum().backward()
+    learned = [(n, p) for n, p in learner.named_parameters() if p.requires_grad and "comrope" in n]
+    assert len(learned) == 4
+    assert all(p.grad is not None and p.grad.any() for _, p in learned)
+
+
+def test_another_patch_size():
+    model, stock = build("timm vit"), build("timm vit")
+    comrope.swap(model, "comrope-ld")
+    for each in (model, stock):
+        each.set_input_size(patch_size=4)
+    assert relative_error(seen(model), seen(stock)) < 1e-5
+
+
+def test_what_is_not_there_any_more_stops_unswap_before_it_begins():
+    model = comrope.swap(build("timm vit"), ape="drop")
+    model.set_input_size(48)
+    before = seen(model, images((48, 48)))
+    with pytest.raises(ValueError, match="pos_embed is not what it was"):
+        comrope.unswap(model)
+    assert torch.equal(seen(model, images((48, 48))), before)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,11 @@ def swap_vision_model(
             "transformers older than 5.0?"
         )
     options.setdefault("init", "zeros")
-    places = Places(class_position=class_position or "center", perturbation=perturbation)
+    places = Places(
+        class_position="center" if class_position is None else class_position,
+        perturbation=perturbation,
+        prefix=_prefix_of(layers[0].config),
+    )
     rotations = []
     for layer in layers:
         config = layer.config
@@ -93,12 +97,17 @@ def swap_vision_model(
     for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
         layer.add_module(ROTATION, rotation.train(layer.training))
         setattr(layer, PLACES, places)
-        rebind_forward(layer, _forward_of(type(layer)))  # type: ignore[arg-type]
+        rebind_forward(layer, _forward_of)
     patches.register_forward_hook(places, with_kwargs=True)
     return places
 
 
+def _prefix_of(config: Any) -> int:
+    """Class token and registers. SigLIP has neither."""
+    return 0 if "siglip" in config.model_type else 1 + getattr(config, "num_register_tokens", 0)
+
+
 @functools.cache
-def _forward_of(kind: type[nn.Module]) -> Callable[..., Any]:
+def _forward_of(kind: Any) -> Callable[..., Any]:
     stock = inspect.unwrap(kind.forward).__globals__[THEIRS]
     return rebound(kind.forward, THEIRS, Interfaces(stock))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from comrope.angles import Free, Torus
 from comrope.integrations.places import Places, axial
-from comrope.integrations.swapping import FOLDED, take_out
+from comrope.integrations.rotating import ROTATION
+from comrope.integrations.swapping import FOLDED, check_weights, take_out
 from comrope.methods import create_method
 from comrope.methods.base import Method
 from comrope.ops.layout import halves_to_neighbours
@@ -55,10 +56,14 @@ def fold(model: Model) -> Model:
     and has nothing of comrope left. Scores do not change, so neither do outputs, but for rounding.
     There is no way back. Frequencies go on learning if they are trained.
     """
+    check_weights(model)
     layers = _layers(model)
     if not layers:
         raise ValueError(f"model: this {type(model).__name__} has no rotation of comrope's to fold")
     plans = [_plan(layer, rotation) for layer, rotation in layers]
+    weights = [id(parameter) for _, _, turned in plans for parameter, _ in turned]
+    if len(weights) != len(set(weights)):
+        raise ValueError("model: expected weights of their own for every layer, got shared ones")
     for rotation, method, turned in plans:  # nothing is changed before here
         for parameter, value in turned:
             parameter.copy_(value)
@@ -71,12 +76,20 @@ def fold(model: Model) -> Model:
 
 
 def _layers(model: nn.Module) -> list[tuple[Any, RotaryEmbedding]]:
-    return [
-        (layer, child)
-        for layer in model.modules()
-        for child in layer.children()
-        if isinstance(child, RotaryEmbedding)
-    ]
+    """Attention layers that are known: ours, and those that ``swap`` knows."""
+    found = []
+    for layer in model.modules():
+        for name, child in layer.named_children():
+            if isinstance(child, RotaryEmbedding):
+                ours = type(layer).__module__ == "comrope.models.attention"
+                if not ours and name != ROTATION:
+                    raise ValueError(
+                        f"model: how {type(layer).__name__} makes queries and keys is not known; "
+                        "expected a model of comrope or one that comrope.swap was applied to, "
+                        "adapters merged (merge_and_unload)"
+                    )
+                found.append((layer, child))
+    return found
 
 
 def _plan(layer: Any, rotation: RotaryEmbedding) -> Any:
@@ -100,6 +113,7 @@ def _plan(layer: Any, rotation: RotaryEmbedding) -> Any:
     behind_norm = _has_norm(layer)
     method: Any = FixedBasis(**sizes) if behind_norm else create_method("rope-mixed", **sizes)
     method.frequencies.copy_(frequencies)
+    method.frequencies.requires_grad_(any(p.requires_grad for p in old.parameters()))
     if behind_norm:
         method.register_buffer("basis", basis.detach().clone())
         return rotation, method, []
@@ -136,6 +150,10 @@ def _merge(rows: list[Rows]) -> list[tuple[nn.Parameter, list[Tensor]]]:
     found: dict[int, tuple[nn.Parameter, list[Tensor]]] = {}
     for parameter, index in rows:
         found.setdefault(id(parameter), (parameter, []))[1].append(index)
+    for _, indices in found.values():
+        every = torch.cat([index.flatten() for index in indices])
+        if len(every) != len(every.unique()):
+            raise ValueError("model: expected weights of their own for queries and keys")
     return list(found.values())
 
 
@@ -202,9 +220,12 @@ def _give_back(model: nn.Module, rotations: list[RotaryEmbedding]) -> None:
     convention: Any = places.convention
     if getattr(convention, "func", None) is not axial or places.class_position != "unrotated":
         return
-    if any(rotation.method.name != "rope-mixed" for rotation in rotations):
+    plain = {(rotation.method.name, rotation.channel_order) for rotation in rotations}
+    if plain != {("rope-mixed", "interleaved")}:
         return
     methods: list[Any] = [rotation.method for rotation in rotations]
     freqs = torch.stack([method.frequencies.flatten(2) for method in methods], dim=1)
-    places.away["rope.freqs"] = (freqs.reshape(rope.freqs.shape), True)
+    parameters = dict(model.named_parameters())
+    now = {name: (parameters[name].clone(), learned) for name, (_, learned) in places.away.items()}
+    places.away = {**now, "rope.freqs": (freqs.reshape(rope.freqs.shape), True)}
     take_out(model)

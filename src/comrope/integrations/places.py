@@ -71,53 +71,107 @@ class Places:
         *,
         class_position: str = "center",
         perturbation: float = 0.0,
+        prefix: int = 0,
     ) -> None:
-        self.convention = convention
+        self.convention, self.prefix = convention, prefix
         self.class_position = checks.one_of("class_position", class_position, CLASS_POSITIONS)
         self.perturbation = checks.real("perturbation", perturbation)
-        self.positions: Tensor | None = None  # (T, N) or (B, T, N), of patches
-        self.away: dict[str, tuple[Tensor, bool]] = {}
+        self.positions: Tensor | None = None  # (T, N) or (B, T, N), of tokens, or of patches alone
+        self.tokens = 0
+        self.away: dict[str, tuple[Tensor | None, bool]] = {}
+        # Forward passes that are not like each other, with and without gradients: see ``_count``.
+        self.learning: set[Any] = set()
+        self.others: set[Any] = set()
+        self.recomputed = False
 
-    def __call__(self, module: nn.Module, inputs: Any, options: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            noisy = self.perturbation if module.training else 0.0
-            self.positions = self._grid(output.shape[-2:], output, noisy)
-        elif output[1] is not None:  # NaFlex: tokens, and the grid if it is the same for all
-            noisy = self.perturbation if module.training else 0.0
-            self.positions = self._grid(output[1], output[0], noisy)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "positions": None}
+
+    def __call__(self, module: Any, inputs: Any, options: Any, output: Any) -> None:
+        noise = self.perturbation if module.training else 0.0
+        if isinstance(output, tuple):  # NaFlex: tokens, and the grid if it is the same for all
+            tokens, size = output
         else:
+            tokens, size = output, output.shape[-2:]
+            if not isinstance(module, nn.Conv2d):  # timm's, which leaves no grid behind
+                size = module.dynamic_feat_size(inputs[0].shape[-2:])
+        if size is None:
             index = options["patch_coord"] if "patch_coord" in options else inputs[1]
-            size = index.amax(dim=1, keepdim=True) + 1
-            self.positions = self.convention(index.float(), size)
+            positions = self._of_each(index, noise)
+        else:
+            positions = self._grid(size, tokens, noise)
+        self.tokens = self.prefix + positions.shape[-2]
+        if self.class_position == "center":
+            positions = coordinates.with_class_token(positions, count=self.prefix)
+        self.positions = positions
+        self._count(size, noise)
 
     def at(self, tokens: int) -> tuple[Tensor, int]:
         """Positions of all tokens, and how many of the first are not to be turned."""
         if self.positions is None:
             raise RuntimeError("positions: no image has passed through the patch embedding yet")
-        prefix = tokens - self.positions.shape[-2]
-        if prefix < 0:
+        if tokens != self.tokens:
             raise ValueError(
-                f"tokens: expected one for each of the {self.positions.shape[-2]} patches, got "
-                f"{tokens}; dropped patches (patch_drop_rate) are not supported"
+                f"tokens: expected {self.prefix} and one for each of the "
+                f"{self.tokens - self.prefix} patches, got {tokens}; dropped patches and tokens "
+                "of others are not supported"
             )
-        if self.class_position == "unrotated" or not prefix:
-            return self.positions, prefix
-        return coordinates.with_class_token(self.positions, count=prefix), 0
+        self._check_pass()
+        return self.positions, 0 if self.class_position == "center" else self.prefix
 
     @torch.no_grad()
     def put_away(self, parameters: dict[str, nn.Parameter]) -> None:
         """Set absolute positions to zero, and freeze what is not used any more."""
         for name, parameter in parameters.items():
-            self.away[name] = parameter.detach().clone(), parameter.requires_grad
+            absolute = not name.startswith("rope.")
+            value = parameter.detach().clone() if absolute else None
+            self.away[name] = value, parameter.requires_grad
             parameter.requires_grad_(False)
-            if not name.startswith("rope."):
+            if absolute:
                 parameter.zero_()
+
+    def check_way_back(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Whether ``bring_back`` will find everything as it was put away."""
+        for name, (value, _) in self.away.items():
+            if name not in parameters or (
+                value is not None and value.shape != parameters[name].shape
+            ):
+                raise ValueError(f"model: {name} is not what it was when the model was swapped")
 
     @torch.no_grad()
     def bring_back(self, parameters: dict[str, nn.Parameter]) -> None:
         for name, (value, learned) in self.away.items():
-            parameters[name].copy_(value)
+            if value is not None:
+                parameters[name].copy_(value)
             parameters[name].requires_grad_(learned)
+
+    def _count(self, size: Any, noise: float) -> None:
+        """Passes that are not like each other, between which a recomputation could not choose."""
+        if torch.compiler.is_compiling():
+            return
+        if self.recomputed or torch.is_grad_enabled():
+            self.others.clear()
+        if self.recomputed:
+            self.learning.clear()
+        self.recomputed = False
+        passes = self.learning if torch.is_grad_enabled() else self.others
+        if len(passes) < 2:
+            passes.add(len(passes) if noise or size is None else tuple(size))
+
+    def _check_pass(self) -> None:
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return
+        self.recomputed = True  # in a backward pass, by gradient checkpointing
+        if len(self.learning | self.others) > 1:
+            raise RuntimeError(
+                "gradient checkpointing: the positions of this forward pass are gone, since "
+                "another came before its backward pass; call backward after each"
+            )
+
+    def _of_each(self, index: Tensor, noise: float) -> Tensor:
+        if noise:
+            raise ValueError("perturbation: expected 0 where images of a batch differ in size")
+        return self.convention(index.float(), index.amax(dim=1, keepdim=True) + 1)
 
     def _grid(self, size: Sequence[int], like: Tensor, noise: float) -> Tensor:
         rows, columns = (torch.arange(n, device=like.device).float() for n in size)

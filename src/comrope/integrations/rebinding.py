@@ -15,8 +15,6 @@ from torch import nn
 
 __all__ = ["names_in", "rebind_forward", "rebound", "restore_forward"]
 
-OURS = "comrope_forward"  # the mark of a forward pass that is not a layer's own
-
 
 def names_in(function: Callable[..., Any]) -> tuple[str, ...]:
     """The global names and attributes that a function's own code speaks of."""
@@ -37,16 +35,33 @@ def rebound(function: Callable[..., Any], name: str, meaning: Any) -> Callable[.
     return copy
 
 
-def rebind_forward(layer: nn.Module, forward: Callable[..., Any]) -> None:
-    """Another forward pass for this layer alone."""
-    setattr(forward, OURS, True)
-    setattr(layer, _door_of(layer), types.MethodType(forward, layer))
+class Forward:
+    """Another forward pass for one layer. An object and not a bound method: those are pickled by
+    name, and would come back as the layer's own."""
+
+    def __init__(self, layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
+        self.__setstate__((layer, make))
+
+    def __getstate__(self) -> tuple[nn.Module, Callable[[type], Callable[..., Any]]]:
+        return self.layer, self.make
+
+    def __setstate__(self, state: tuple[nn.Module, Callable[[type], Callable[..., Any]]]) -> None:
+        self.layer, self.make = state
+        self.function = self.make(type(self.layer))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.layer, *args, **kwargs)
+
+
+def rebind_forward(layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
+    """Another forward pass for this layer alone: what ``make`` gives for its class."""
+    setattr(layer, _door_of(layer), Forward(layer, make))
 
 
 def restore_forward(layer: nn.Module) -> None:
     """The layer's own again, if it has another."""
     door = _door_of(layer)
-    if hasattr(vars(layer).get(door), OURS):
+    if isinstance(vars(layer).get(door), Forward):
         if door == "forward":
             del layer.forward
         else:

@@ -123,12 +123,12 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
     for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
         rotation.scaling = float(getattr(stock, "attention_scaling", 1.0))
         layer.add_module(ROTATION, rotation.train(layer.training))
-        rebind_forward(layer, _forward_of(type(layer)))  # type: ignore[arg-type]
+        rebind_forward(layer, _forward_of)
     setattr(holder, name, positions.train(stock.training))
 
 
 @functools.cache
-def _forward_of(kind: type[nn.Module]) -> Callable[..., Any]:
+def _forward_of(kind: Any) -> Callable[..., Any]:
     """A layer's own forward pass, with positions and its rotation for cosines and sines.
 
     The rotation is looked up on the layer that is called, so that copies of it have their own.

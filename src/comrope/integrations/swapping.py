@@ -29,7 +29,7 @@ from comrope.integrations.timm_models import (
     swap_timm_model,
 )
 
-__all__ = ["FOLDED", "swap", "take_out", "unswap"]
+__all__ = ["FOLDED", "check_weights", "swap", "take_out", "unswap"]
 
 Model = TypeVar("Model", bound=nn.Module)
 # What the ways in were made for; older ones are laid out differently.
@@ -37,6 +37,7 @@ OLDEST = {"language": "5.0", "vision": "5.17", "timm": "1.0.29"}
 FOLDED = "is_folded"  # the mark of a rotation whose basis has gone into weights
 HOOKS = (Places, TurnedQueries, TurnedKeys, Unrotated)
 APE = re.compile(r"(?:^|\.)(?:pos_embed(?:_[xy])?|position_embeddings|position_embedding\.weight)$")
+TEXT = re.compile(r"(?:^|\.)text_model\.")
 
 
 def swap(
@@ -70,6 +71,7 @@ def swap(
         of its input ("dynamic", "longrope") stay as they are now.
     """
     checks.one_of("ape", ape, ("keep", "drop"))
+    check_weights(model)
     if rotary_modules(model):
         raise ValueError("model: it has learned rotations already; comrope.unswap takes them out")
     seen = {"class_position": class_position, "perturbation": perturbation}
@@ -83,6 +85,11 @@ def swap(
         _check_version("transformers", OLDEST["vision" if seen_by else "language"])
         swap_rotating_model(model, method, **options)
         return model
+    if method == "rope" and options.get("init", "zeros") == "zeros" and not hasattr(model, "rope"):
+        raise ValueError(
+            "method: 'rope' learns nothing, so there is nothing that could start at zero; expected "
+            "another method, or init='rope' with position_scale"
+        )
     if is_vision_model(model):
         _check_version("transformers", OLDEST["vision"])
         places = swap_vision_model(model, method, **seen, **options)  # type: ignore[arg-type]
@@ -112,7 +119,12 @@ def take_out(model: Model) -> Model:
     layers = [part for part in model.modules() if ROTATION in dict(part.named_children())]
     if not layers:
         raise ValueError(f"model: this {type(model).__name__} has nothing that comrope.swap put in")
-    for layer in layers:
+    parameters = dict(model.named_parameters())
+    for part in model.modules():
+        for hook in part._forward_hooks.values():
+            if isinstance(hook, Places):
+                hook.check_way_back(parameters)
+    for layer in layers:  # nothing is changed before here
         restore_forward(layer)
         delattr(layer, ROTATION)
     for part in model.modules():
@@ -122,6 +134,14 @@ def take_out(model: Model) -> Model:
             if isinstance(child, Positions):
                 setattr(part, name, child.stock)
     return model
+
+
+def check_weights(model: nn.Module) -> None:
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            "model: expected weights that are there, got some on the meta device (offloaded, or "
+            "not loaded yet)"
+        )
 
 
 def _check_version(package: str, oldest: str) -> None:
@@ -139,8 +159,7 @@ def _unused(model: nn.Module, drop_ape: bool) -> dict[str, nn.Parameter]:
     return {
         name: parameter
         for name, parameter in model.named_parameters()
-        if name.startswith("rope.")
-        or (drop_ape and APE.search(name) and not name.startswith("text_model."))
+        if name.startswith("rope.") or (drop_ape and APE.search(name) and not TEXT.search(name))
     }
 
 

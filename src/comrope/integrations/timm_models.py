@@ -25,19 +25,23 @@ ROTATION = "comrope"  # the name of what each attention layer gets
 
 
 class TurnedQueries:
-    """Forward hook of ``q_norm``."""
+    """Forward hook of ``q_norm``; the rotation is the one that the layer has when it is called."""
 
-    def __init__(self, rotation: RotaryEmbedding, places: Places) -> None:
-        self.rotation, self.places = rotation, places
+    def __init__(self, layer: nn.Module, places: Places) -> None:
+        self.layer, self.places = layer, places
         self.angles: Any = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "angles": None}
+
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        self.angles = self.rotation.angles().with_spectrum()
+        self.angles = getattr(self.layer, ROTATION).angles().with_spectrum()
         return self.turn(output)
 
     def turn(self, x: Tensor) -> Tensor:
         positions, prefix = self.places.at(x.shape[-2])
-        return self.rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
+        rotation = getattr(self.layer, ROTATION)
+        return rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
 
 
 class TurnedKeys:
@@ -97,14 +101,28 @@ def swap_timm_model(
     layers: list[Any] = attention_of_timm(model)
     rope: Any = getattr(model, "rope", None)
     options.setdefault("init", "zeros" if rope is None else "rope")
-    theirs = rope is not None and options["init"] == "rope" and "base" not in options
+    theirs = rope is not None and options["init"] == "rope"
+    if type(getattr(model, "patch_drop", None)).__name__ == "PatchDropout":
+        raise ValueError("model: expected patch_drop_rate=0; dropped patches are not supported")
     if class_position is None:
         class_position = "center" if rope is None else "unrotated"
     convention, start = _convention_of(rope) if theirs else (relative, {})
-    places = Places(convention, class_position=class_position, perturbation=perturbation)
+    host: Any = model
+    places = Places(
+        convention,
+        class_position=class_position,
+        perturbation=perturbation,
+        prefix=host.num_prefix_tokens,
+    )
+    embedding = host.embeds if hasattr(model, "embeds") else host.patch_embed
     mixed = theirs and type(rope).__name__ == "RotaryEmbeddingMixed"
     half = theirs and getattr(rope, "rotate_half", False)
+    if any(theirs and getattr(layer, "rotate_half", False) != half for layer in layers):
+        raise ValueError("model: its layers and its rotary embedding differ in rotate_half")
     options.setdefault("channel_order", "half" if half else "interleaved")
+    if "base" in options:
+        start.pop("frequencies", None)
+    options = start | (options | {"init": "zeros"} if mixed else options)
     rotations = []
     for number, layer in enumerate(layers):
         rotation = RotaryEmbedding(
@@ -113,20 +131,17 @@ def swap_timm_model(
             head_dim=layer.head_dim,
             num_axes=2,
             device=next(layer.parameters()).device,
-            **start,
-            **(options | {"init": "zeros"} if mixed else options),
+            **options,
         )
         if mixed:
             _start_mixed(rotation, rope.freqs[:, number], rope.num_heads)
         rotations.append(rotation)
     for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
         layer.add_module(ROTATION, rotation.train(layer.training))
-        queries = TurnedQueries(rotation, places)
+        queries = TurnedQueries(layer, places)
         layer.q_norm.register_forward_hook(queries)
         layer.k_norm.register_forward_hook(TurnedKeys(queries))
         layer.register_forward_pre_hook(Unrotated(), with_kwargs=True)
-    host: Any = model
-    embedding = host.embeds if hasattr(model, "embeds") else host.patch_embed.proj
     embedding.register_forward_hook(places, with_kwargs=True)
     return places
 
