@@ -72,7 +72,10 @@ def test_overrides_are_typed():
         ("train.epochs", "train.epochs: expected a field and its value"),
         ("train.epochs=[1", "train.epochs: expected int, got"),
         ("evaluate.resolutions=[]", "evaluate.resolutions: expected at least one"),
-        ("model.name=foo", "model.name: expected vit_SIZE_patchP_RESOLUTION, got 'foo'"),
+        (
+            "model.name=foo",
+            "model.name: expected vit_SIZE_patchP_RESOLUTION or timm:NAME, got 'foo'",
+        ),
         ("data.in_chans=1", "data.mean: expected data.in_chans 1 values"),
         ("model.class_token=3", "model.class_token: expected bool"),
     ],

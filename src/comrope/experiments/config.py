@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,16 +15,26 @@ import yaml
 from comrope.experiments.errors import UserError
 from comrope.experiments.typed import Text, build, suggest, to_dict
 
-__all__ = ["Config", "differences", "load_recipe", "recipe_names", "to_dict", "to_yaml"]
+__all__ = [
+    "Config",
+    "decisive",
+    "differences",
+    "load_recipe",
+    "recipe_names",
+    "to_dict",
+    "to_yaml",
+]
 
 Pair = tuple[float, float]
-NAME = re.compile(r"(comrope_)?vit_[a-z]+_patch\d+_\d+")
+TIMM = "timm:"  # in front of a name of timm's
+NAME = re.compile(rf"(comrope_)?vit_[a-z]+_patch\d+_\d+|{TIMM}\w+(\.\w+)?")
 
 
 @dataclass(frozen=True)
 class Model:
-    name: str = "vit_base_patch16_224"  # size, patch and training resolution
+    name: str = "vit_base_patch16_224"  # size, patch and training resolution; or "timm:..."
     position: str = "comrope-ld"
+    ape: bool = False  # absolute positions beside the rotation
     block_size: int = 8
     init: str = "normal"
     rope_units: str = "patch"
@@ -81,6 +92,7 @@ class Optim:
 
 @dataclass(frozen=True)
 class Train:
+    start_from: str | None = None  # a finished run's folder, or "timm:..." for timm's weights
     epochs: int = 200
     batch_size: int = 6144  # of one optimizer step, over all processes and accumulated parts
     accumulate: int = 1
@@ -183,15 +195,24 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
+def decisive(config: Config) -> dict[str, Any]:
+    """The fields that decide what is learned, by dotted name."""
+    tree = to_dict(config)
+    found = {
+        name: tree[section][key]
+        for name in _all_names(config)
+        for section, key in [name.split(".")]
+        if name not in RUNTIME
+    }
+    if config.train.start_from:  # a run is known by its name: folders are moved
+        found["train.start_from"] = Path(os.path.abspath(config.train.start_from)).name
+    return found
+
+
 def differences(mine: Config, theirs: Config) -> list[str]:
     """Fields that decide what is learned and differ, as "name: mine, theirs"."""
-    a, b = to_dict(mine), to_dict(theirs)
-    return [
-        f"{name}: {a[section][key]!r}, there {b[section][key]!r}"
-        for name in _all_names(mine)
-        for section, key in [name.split(".")]
-        if name not in RUNTIME and a[section][key] != b[section][key]
-    ]
+    a, b = decisive(mine), decisive(theirs)
+    return [f"{name}: {a[name]!r}, there {b[name]!r}" for name in a if a[name] != b[name]]
 
 
 def _tree(name: str, depth: int = 0) -> dict[str, Any]:
@@ -255,7 +276,8 @@ def _checked(config: Config) -> Config:
         raise UserError("evaluate.resolutions: expected at least one, got none")
     if not NAME.fullmatch(config.model.name):
         raise UserError(
-            f"model.name: expected vit_SIZE_patchP_RESOLUTION, got {config.model.name!r}"
+            "model.name: expected vit_SIZE_patchP_RESOLUTION or timm:NAME, got "
+            f"{config.model.name!r}"
         )
     data = config.data
     if not len(data.mean) == len(data.std) == data.in_chans:

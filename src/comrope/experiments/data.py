@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from comrope.experiments.config import Config
+from comrope.experiments.config import TIMM, Config
 from comrope.experiments.errors import UserError
 from comrope.experiments.randomness import generator, seeded
 from comrope.experiments.sources import Source
@@ -204,8 +204,16 @@ def eval_loader(
 
 
 def resolution_of(config: Config) -> tuple[int, int]:
-    """The training resolution, as the model's name says."""
-    size = int(config.model.name.rsplit("_", 1)[1])
+    """The training resolution, as the model's name says, or timm."""
+    name = config.model.name
+    if name.startswith(TIMM):
+        import timm
+
+        known = timm.get_pretrained_cfg(name.removeprefix(TIMM))
+        if known is None:
+            raise UserError(f"model.name: timm has no {name.removeprefix(TIMM)!r}")
+        return known.input_size[-2], known.input_size[-1]
+    size = int(name.rsplit("_", 1)[1])
     return size, size
 
 

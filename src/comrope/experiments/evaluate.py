@@ -11,11 +11,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.adopted import Adopted, adopt
+from comrope.experiments.config import TIMM, Config
 from comrope.experiments.data import IGNORED, Normalize, eval_loader
 from comrope.experiments.distributed import autocast, create_accelerator, reshard, total
 from comrope.experiments.errors import UserError
-from comrope.experiments.folders import CONFIG, WEIGHTS
+from comrope.experiments.folders import WEIGHTS, read_weights
 from comrope.experiments.logs import progress_bar
 from comrope.experiments.randomness import generator, seed_everything
 from comrope.experiments.sources import Source, open_sources
@@ -36,12 +37,15 @@ def build_model(config: Config) -> ViT:
     """The model of a configuration, as it starts: a function of the configuration alone."""
     seed_everything(config.train.seed, "start")
     model, options = config.model, {}
+    if model.name.startswith(TIMM):
+        return cast(ViT, adopt(config))  # it has what is asked of a ViT here
     if model.position not in ("ape", "none"):
         options = {"block_size": model.block_size, "init": model.init, "base": model.base}
     try:
         return create_model(
             model.name,
             position=model.position,
+            ape=model.ape,
             rope_units=model.rope_units,
             class_token=model.class_token,
             class_position=model.class_position,
@@ -77,21 +81,9 @@ def check_resolutions(model: ViT, resolutions: Iterable[int]) -> None:
 
 def load_run(folder: Path) -> tuple[Config, ViT]:
     """A finished run: its configuration and its model with the weights that were evaluated."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    weights = folder / WEIGHTS
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"run: {folder} holds no run (no {CONFIG})")
-    if not weights.is_file():
-        raise UserError(f"run: {folder} is not finished (no {WEIGHTS}); train it first")
-    config = load_recipe(str(folder / CONFIG))
+    config, tensors = read_weights(folder)
     model = build_model(config)
-    try:
-        tensors = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{weights}: cannot be read ({error})") from None
-    load_model(model, tensors, str(weights))
+    load_model(model, tensors, str(folder / WEIGHTS))
     return config, model.eval()
 
 
@@ -112,6 +104,8 @@ def accuracy(
     ``offset`` is the paper's rho: the coordinates of every image, class token included, are moved
     by N(0, rho^2) image widths along each axis, each image by its own, drawn from a fixed seed.
     """
+    if offset and isinstance(model, Adopted):
+        raise UserError("offsets: a model of timm finds its positions itself; they cannot be moved")
     device = accelerator.device
     loader = eval_loader(
         config, source, resolution, rank=accelerator.process_index, world=accelerator.num_processes

@@ -54,6 +54,7 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
         "block-size": _block_size,
         "perturbation": _perturbation,
         "distribution": _distribution,
+        "finetune": _finetune,
         "cost": _cost,
     }
     save(drawings[name](results), path)
@@ -192,6 +193,43 @@ def _distribution(results: dict[str, Any]) -> Any:
     axes[0, 0].set_ylabel("density")
     axes[1, 0].set_ylabel("density, logarithmic")
     figure.suptitle(f"Angle matrices after training (one seed): {results['data']}", fontsize=12)
+    return figure
+
+
+def _finetune(results: dict[str, Any]) -> Any:
+    """Accuracy at the training resolution, a row a method: seeds, mean and spread; the paper's."""
+    figure, axes = new_figure(2, width=5.6, height=3.6)
+    before = [cell for cell in results["cells"] if not cell["finetuned"]]
+    after = [cell for cell in results["cells"] if cell["finetuned"]]
+    size = str(results["trained_at"])
+    size = size if size in after[0]["top1"] else next(iter(after[0]["top1"]))
+    ours, theirs = axes[0]
+    for row, cell in enumerate(after):
+        found, style = cell["top1"][size], STYLES[cell["method"]]
+        ours.plot(found["values"], [row] * len(found["values"]), "|", color="0.4", markersize=9)
+        ours.errorbar(found["mean"], row, xerr=found["std"], capsize=3, markersize=7, **style)
+    for cell in before:
+        start = cell["top1"][size]["mean"]
+        ours.axvline(start, color="0.5", linestyle="--", linewidth=1, label="before")
+        ours.legend(frameon=False, fontsize=9)
+    ours.set_title(f"ours: {results['data']}", fontsize=10)
+    paper = results["paper"]["finetune"]
+    for row, cell in enumerate(after):
+        if cell["method"] in paper["top1"]:
+            theirs.plot(paper["top1"][cell["method"]], row, markersize=7, **STYLES[cell["method"]])
+    theirs.set_title(f"the paper: {paper['data']}", fontsize=10)
+    names = [LABELS[cell["method"]].split(" (")[0] for cell in after]
+    ours.set_yticks(range(len(names)), names)
+    theirs.set_yticks(range(len(names)), [])
+    for axis in axes[0]:
+        axis.set(xlabel="top-1 accuracy, %", ylim=(len(names) - 0.5, -0.5))
+        axis.grid(alpha=0.25)
+    seeds = results["seeds"]
+    spread = f" (mean of {seeds} seeds, bar: ± one standard deviation)" if seeds > 1 else ""
+    epochs = results["recipe"]["train"]["epochs"]
+    figure.suptitle(
+        f"After {epochs} epochs on top of a model trained with APE{spread}", fontsize=11
+    )
     return figure
 
 

@@ -6,11 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
 from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.config import Config, differences, load_recipe
 from comrope.experiments.errors import UserError
 
-__all__ = ["CONFIG", "LOCK", "LOG", "RESULT", "WEIGHTS", "claim", "read_result", "write_result"]
+__all__ = [
+    "CONFIG",
+    "LOCK",
+    "LOG",
+    "RESULT",
+    "WEIGHTS",
+    "claim",
+    "read_result",
+    "read_weights",
+    "write_result",
+]
 
 CONFIG, LOG, RESULT, WEIGHTS = "config.yaml", "log.jsonl", "result.json", "model.safetensors"
 LOCK = ".lock"
@@ -43,6 +57,19 @@ def read_result(out: Path) -> dict[str, Any] | None:
         raise UserError(
             f"{out / RESULT}: is not JSON; remove it to evaluate the run again"
         ) from None
+
+
+def read_weights(out: Path, label: str = "run") -> tuple[Config, dict[str, Tensor]]:
+    """Of a finished run: its configuration, and the weights that were evaluated."""
+    weights = out / WEIGHTS
+    if not (out / CONFIG).is_file():
+        raise UserError(f"{label}: {out} holds no run (no {CONFIG})")
+    if not weights.is_file():
+        raise UserError(f"{label}: {out} is not finished (no {WEIGHTS}); train it first")
+    try:
+        return load_recipe(str(out / CONFIG)), load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{label}: {weights} cannot be read ({error})") from None
 
 
 def write_result(out: Path, result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, load_run
+from comrope.experiments.start import begin_with
 from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
 
@@ -44,7 +46,11 @@ def angle_elements(model: nn.Module) -> Tensor:
 
 def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
     """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
-    start = analysis.rotary_modules(build_model(config))
+    first = build_model(config)
+    if Path(config.train.start_from or "").is_dir():  # it may have been moved since
+        with contextlib.suppress(UserError):
+            begin_with(first, config)
+    start = analysis.rotary_modules(first)
     moved = {}
     for name, rope in analysis.rotary_modules(model).items():
         before = start[name].angle_matrices().detach()
@@ -67,12 +73,13 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
     ropes = analysis.rotary_modules(model)
     facts: dict[str, Any] = {"run": str(folder), "position": config.model.position}
     pictures = []
+    if model.ape is None and not ropes:
+        raise UserError(f"run: {folder} has no positions to look at ({config.model.position!r})")
     if model.ape is not None:
         facts["ape_variation"] = ape_variation(model)
-        pictures.append(_save(_ape_maps(model), out, "similarity"))
-    elif not ropes:
-        raise UserError(f"run: {folder} has no positions to look at ({config.model.position!r})")
-    else:
+        name = "absolute" if ropes else "similarity"
+        pictures.append(_save(_ape_maps(model), out, name))
+    if ropes:
         facts["layers"] = _layers(config, model, ropes)
         if model.num_axes == 2:
             pictures.append(_save(_similarity(ropes), out, "similarity"))

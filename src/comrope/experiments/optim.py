@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.analysis import rotary_modules
 from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
+from comrope.groups import split_parameters
 
 __all__ = ["Soften", "create_optimizer", "create_schedule", "parameter_groups"]
 
@@ -18,23 +18,15 @@ SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the 
 
 
 def parameter_groups(config: Config, model: nn.Module) -> list[dict[str, Any]]:
-    """Weights with decay; biases, norms and tokens without; angles without, at their own rate."""
-    angles = {id(p) for module in rotary_modules(model).values() for p in module.parameters()}
-    spared = model.no_weight_decay()  # type: ignore[operator]
-    groups: dict[str, list[nn.Parameter]] = {"decayed": [], "spared": [], "angles": []}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in angles:
-            groups["angles"].append(parameter)
-        elif parameter.ndim <= 1 or name in spared:
-            groups["spared"].append(parameter)
-        else:
-            groups["decayed"].append(parameter)
-    decay, scale = config.optim.weight_decay, config.optim.angle_lr_scale
-    settings = {"decayed": (decay, 1.0), "spared": (0.0, 1.0), "angles": (0.0, scale)}
+    """As ``comrope.parameter_groups``, with the scale of the rate that timm's schedules know."""
+    optim = config.optim
     return [
-        {"params": parameters, "weight_decay": settings[name][0], "lr_scale": settings[name][1]}
-        for name, parameters in groups.items()
-        if parameters
+        {
+            "params": parameters,
+            "weight_decay": optim.weight_decay if name == "decayed" else 0.0,
+            "lr_scale": optim.angle_lr_scale if name == "angles" else 1.0,
+        }
+        for name, parameters in split_parameters(model).items()
     ]
 
 

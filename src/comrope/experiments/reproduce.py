@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,9 +23,10 @@ from comrope.experiments.evaluate import accuracy, build_model, check_resolution
 from comrope.experiments.folders import read_result
 from comrope.experiments.inspection import angle_elements
 from comrope.experiments.logs import machine, say
+from comrope.experiments.plan import make_plan
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.sources import open_sources
-from comrope.experiments.studies import LABELS, OF_ROWS, PRESETS, STUDIES, Cell, Preset, run_name
+from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, Preset, run_name
 
 __all__ = ["OFFSETS", "reproduce"]
 
@@ -53,25 +53,17 @@ def reproduce(
     for method in methods:
         _lookup("methods", method, LABELS)
     chosen = replace(chosen, seeds=seeds or chosen.seeds)
-    base = load_recipe(chosen.recipe).with_overrides(overrides)
-    if data is not None:
-        base = base.with_overrides({"data.root": data})
-    for override in overrides:
-        if (field := override.partition("=")[0]) in OF_ROWS:
-            raise UserError(
-                f"{field}: is what the rows of this study differ in (--methods, --seeds)"
-            )
+    runs = out / "runs"
+    base, plan = make_plan(study, chosen, runs, data=data, methods=methods, overrides=overrides)
     if name == "cost":
         results = cost.measure(base, methods=methods, progress=progress)
     else:
-        cells = [c for c in study.cells(chosen) if not methods or c.method in methods]
-        plan = {c: [c.config(base, seed) for seed in range(chosen.seeds)] for c in cells}
-        _check(base, plan)
-        tasks = [
-            Task(config, out / "runs" / run_name(config)) for p in plan.values() for config in p
-        ]
+        _check(plan)
+        tasks = [Task(config, runs / run_name(config)) for p in plan.values() for config in p]
         run_all(tasks, device=base.train.device, progress=progress)
         results = {"cells": [_gather(name, c, p, out, progress) for c, p in plan.items()]}
+    if study.start in plan:
+        results["pretraining"] = to_dict(plan[study.start][0])
     accelerator = create_accelerator(base.train.device)
     results = {
         "study": name,
@@ -122,11 +114,10 @@ def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:
     return known[name]
 
 
-def _check(base: Config, plan: dict[Cell, list[Config]]) -> None:
+def _check(plan: dict[Cell, list[Config]]) -> None:
     """Everything that can be wrong, before the first run rather than at the tenth."""
-    if not plan:
-        raise UserError(f"methods: none of this study's; expected some of {', '.join(LABELS)}")
-    open_sources(replace(base, data=replace(base.data, cache=False)))
+    for data in {replace(configs[0].data, cache=False) for configs in plan.values()}:
+        open_sources(replace(next(iter(plan.values()))[0], data=data))
     for configs in plan.values():
         check_resolutions(build_model(configs[0]), configs[0].evaluate.resolutions)
 
@@ -155,20 +146,15 @@ def _gather(
         "perturbation": cell.perturbation,
         "perturbation_per": configs[0].train.perturbation_per,
         "block_size": cell.block_size,
+        "finetuned": cell.finetuned,
         "runs": runs,
     }
     for key in ("top1", "offset"):
         if key in runs[0]:
-            gathered[key] = {x: _spread([run[key][x] for run in runs]) for x in runs[0][key]}
+            gathered[key] = {x: tables.spread([run[key][x] for run in runs]) for x in runs[0][key]}
     if "std" in runs[0]:
-        gathered["std"] = _spread([run["std"] for run in runs])
+        gathered["std"] = tables.spread([run["std"] for run in runs])
     return gathered
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    """Mean and sample standard deviation over seeds."""
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": std, "values": values}
 
 
 def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, float]:

@@ -33,6 +33,7 @@ from comrope.experiments.meter import Meter, summarize
 from comrope.experiments.optim import Soften, create_optimizer, create_schedule
 from comrope.experiments.randomness import generator, seed_everything
 from comrope.experiments.sources import open_sources
+from comrope.experiments.start import APE, begin_with
 from comrope.experiments.state import (
     Average,
     load_model,
@@ -101,6 +102,7 @@ class Run:
             self.unreadable = found.state["unreadable"] if self.is_main else 0
             if self.is_main:
                 say(f"{self.out}: resumed at step {self.step}")
+        started = self.begin() if found is None else {}
         self.accelerator.wait_for_everyone()
         if self.progress:
             accelerator, precision = self.accelerator, self.config.train.precision
@@ -110,8 +112,22 @@ class Run:
             self.out.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(self.out / CONFIG, to_yaml(self.config))
             self.log = Log(self.out, resume_from=self.step)
+            if started:
+                self.log.write("started", step=0, **started)
         self.batches.start = self.step
         self.loader = train_loader(self.config, self.train_source, self.batches)
+
+    def begin(self) -> dict[str, Any]:
+        """With the weights of another run, if one was named; what is known of it."""
+        if self.config.train.start_from is None:
+            return {}
+        started = begin_with(self.bare, self.config)
+        if self.average is not None:
+            self.average = Average(self.bare, self.average.decay)
+        if self.is_main and any(map(APE.search, started["left_out"])):
+            say(f"{self.out}: the absolute positions of {started['start']} are left out; "
+                "model.ape=true keeps them")  # fmt: skip
+        return started
 
     def save(self) -> None:
         """A checkpoint of what is still a model: weights that are not finite are not kept."""

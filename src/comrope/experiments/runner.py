@@ -29,6 +29,12 @@ class Task(NamedTuple):
     config: Config
     folder: Path
 
+    @property
+    def start(self) -> Path | None:
+        """The folder of the run that this one starts from."""
+        start = self.config.train.start_from
+        return None if start is None else Path(start)
+
 
 class Slot(NamedTuple):
     """A place where one run at a time can go on: a GPU, or a few CPU threads."""
@@ -61,14 +67,15 @@ def relaunch_on_all_gpus(arguments: list[str]) -> None:
 
 
 def run_all(tasks: list[Task], *, device: str, progress: bool = True) -> None:
-    """Finish every task; errors of single runs are told when the others are through."""
+    """Finish every task, after the one that it starts from; errors of single runs are told when the
+    others are through."""
     unique = {task.folder: task for task in tasks}.values()
-    missing = [task for task in unique if not is_finished(task.config, task.folder)]
+    missing = _in_order([task for task in unique if not is_finished(task.config, task.folder)])
     if not missing:
         return
-    done = len(tasks) - len(missing)
+    done = len(unique) - len(missing)
     if done:
-        say(f"{done} of {len(tasks)} runs are there already")
+        say(f"{done} of {len(unique)} runs are there already")
     places = slots(device)[: len(missing)]
     if is_distributed() or len(places) == 1:
         for task in missing:
@@ -79,13 +86,23 @@ def run_all(tasks: list[Task], *, device: str, progress: bool = True) -> None:
         raise UserError("\n".join(failures))
 
 
+def _in_order(tasks: list[Task]) -> list[Task]:
+    """Every task after the one that it starts from."""
+    ordered: list[Task] = []
+    while left := [task for task in tasks if task not in ordered]:
+        folders = {task.folder for task in left}
+        ready = [task for task in left if task.start not in folders]
+        if not ready:
+            raise UserError("train.start_from: runs that start from each other")
+        ordered += ready
+    return ordered
+
+
 def _in_processes(tasks: list[Task], places: list[Slot], progress: bool) -> list[str]:
     context = multiprocessing.get_context("spawn")
-    queue, reports = context.Queue(), context.Queue()
-    for number, task in enumerate(tasks):
-        queue.put((number, task))
+    board = Board(context.Queue(), context.Queue(), context.RawValue("b", 0))
     workers = [
-        context.Process(target=_work, args=(slot, queue, reports, os.getpid()), daemon=False)
+        context.Process(target=_work, args=(slot, board, os.getpid()), daemon=False)
         for slot in places
     ]
     for worker in workers:
@@ -99,22 +116,37 @@ def _in_processes(tasks: list[Task], places: list[Slot], progress: bool) -> list
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _collect(tasks, workers, reports, progress)
+        return _collect(tasks, workers, board, progress)
     finally:
+        board.complete.value = 1
         for worker in workers:
             worker.join()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _collect(tasks: list[Task], workers: list[Any], reports: Any, progress: bool) -> list[str]:
+class Board(NamedTuple):
+    """Between a study and its workers."""
+
+    queue: Any  # tasks that may begin, with their numbers
+    reports: Any  # numbers of those that have ended, with what went wrong
+    complete: Any  # 1 when no more will be put on the queue; without a lock that could be left held
+
+
+def _collect(tasks: list[Task], workers: list[Any], board: Board, progress: bool) -> list[str]:
     failures: list[str] = []
-    left = set(range(len(tasks)))
+    left, waiting = set(range(len(tasks))), list(range(len(tasks)))
     with progress_bar(progress, "runs") as bar:
         bars = bar.add_task("runs", total=len(tasks), note="")
         while left:
+            under_way = {tasks[number].folder for number in left}
+            for number in [n for n in waiting if tasks[n].start not in under_way]:
+                board.queue.put((number, tasks[number]))
+                waiting.remove(number)
+            if not waiting or any(worker.exitcode for worker in workers):
+                board.complete.value = 1  # what waits for a run that was killed would wait forever
             try:
-                number, error = reports.get(timeout=WATCH_SECONDS)
+                number, error = board.reports.get(timeout=WATCH_SECONDS)
             except Empty:
                 if any(worker.is_alive() for worker in workers):
                     continue
@@ -127,7 +159,7 @@ def _collect(tasks: list[Task], workers: list[Any], reports: Any, progress: bool
     return failures
 
 
-def _work(slot: Slot, queue: Any, reports: Any, parent: int) -> None:
+def _work(slot: Slot, board: Board, parent: int) -> None:
     """The life of a worker: one run after the other in its slot."""
     if slot.gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -137,10 +169,13 @@ def _work(slot: Slot, queue: Any, reports: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent passes it on
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     while True:
+        complete = board.complete.value  # asked first: whatever was put before that arrives in time
         try:
-            number, task = queue.get(timeout=0.2)
+            number, task = board.queue.get(timeout=0.2)
         except Empty:
-            return
+            if complete:
+                return
+            continue
         try:
             train(task.config, task.folder, progress=False)
             error = None
@@ -150,7 +185,7 @@ def _work(slot: Slot, queue: Any, reports: Any, parent: int) -> None:
             error = f"{task.folder.name}: {failure}"
         except Exception as failure:  # the others go on
             error = f"{task.folder.name}: {type(failure).__name__}: {failure}"
-        reports.put((number, error))
+        board.reports.put((number, error))
 
 
 def _leave_with(parent: int) -> None:

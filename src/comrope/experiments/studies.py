@@ -7,10 +7,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from comrope.experiments.config import RUNTIME, Config, to_dict
+from comrope.experiments.config import Config, decisive
 
 # What the rows of a study decide, so that a command cannot.
 OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
+# Fields that came later: unless they say something, runs from before keep their names.
+LATER = ("model.ape", "train.start_from")
 
 __all__ = ["LABELS", "OF_ROWS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
 
@@ -60,6 +62,7 @@ class Cell:
     method: str
     perturbation: float = 1.0
     block_size: int = 8
+    finetuned: bool = False  # it starts from another run
 
     def config(self, base: Config, seed: int) -> Config:
         """What a row has in common with the others, and what is its own."""
@@ -71,6 +74,11 @@ class Cell:
         }
         if self.method == "liere":  # it needs an exponential for every new position
             fields["train.perturbation_per"] = "batch"
+        if self.finetuned:
+            # Rotations on top of the absolute positions, switched off at the start: all but vanilla
+            # RoPE's, which are fixed.
+            fields["model.ape"] = self.method != "ape"
+            fields["model.init"] = "normal" if self.method in ("ape", "rope") else "zeros"
         return base.with_overrides(fields)
 
 
@@ -80,6 +88,11 @@ class Study:
 
     title: str
     where: str
+    start: Cell | None = None  # what the other runs start from, unless train.start_from is given
+    decides: tuple[str, ...] = ()  # fields, besides those that every study decides
+
+    def recipe(self, preset: Preset) -> str:
+        return preset.recipe
 
     def cells(self, preset: Preset) -> list[Cell]:
         return []
@@ -107,24 +120,35 @@ class Perturbation(Study):
         return [Cell(m, p) for m in methods for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
 
 
+class Finetune(Study):
+    """Without noise on the positions: a model that was pre-trained elsewhere has seen none."""
+
+    def recipe(self, preset: Preset) -> str:
+        return f"{preset.recipe}_finetune"
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        return [Cell(m, perturbation=0.0, finetuned=True) for m in preset.methods]
+
+
 STUDIES: dict[str, Study] = {
     "classification": Classification("2D classification over resolutions", "Tab. 1"),
     "offset": Offset("Accuracy when the coordinates are moved", "Sec. 4.3.1"),
     "block-size": BlockSize("Block size", "Sec. 4.3.2"),
     "perturbation": Perturbation("Perturbation intensity", "Sec. 4.3.3"),
     "distribution": BlockSize("Distribution of the angles", "Tab. 6"),
+    "finetune": Finetune(
+        "Fine-tuning a model that was pre-trained with APE",
+        "Tab. 4",
+        start=Cell("ape", perturbation=0.0),
+        decides=("model.ape", "model.init"),
+    ),
     "cost": Study("Parameters and time", "Tab. 5 and 7"),
 }
 
 
 def run_name(config: Config) -> str:
     """A folder for a configuration: readable, and the same for the same configuration only."""
-    decisive = [
-        (f"{section}.{key}", value)
-        for section, fields in to_dict(config).items()
-        for key, value in fields.items()
-        if f"{section}.{key}" not in RUNTIME
-    ]
-    digest = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:8]
+    fields = [(name, v) for name, v in decisive(config).items() if v or name not in LATER]
+    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
     model, train = config.model, config.train
     return f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}-{digest}"

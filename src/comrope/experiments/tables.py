@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from comrope.experiments.studies import LABELS
 
-__all__ = ["table"]
+__all__ = ["spread", "table"]
 
 
 def table(name: str, results: dict[str, Any]) -> str:
@@ -18,6 +19,7 @@ def table(name: str, results: dict[str, Any]) -> str:
         "perturbation": _by_resolution,
         "offset": _offset,
         "distribution": _distribution,
+        "finetune": _finetune,
         "cost": _cost,
     }[name](results)
     machine = results["machine"]
@@ -36,10 +38,16 @@ def rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, marks, *lines))
 
 
-def number(spread: dict[str, Any], digits: int = 2) -> str:
+def number(values: dict[str, Any], digits: int = 2) -> str:
     """Mean, and spread if there is one."""
-    text = f"{spread['mean']:.{digits}f}"
-    return text if spread["std"] is None else f"{text} ± {spread['std']:.{digits}f}"
+    text = f"{values['mean']:.{digits}f}"
+    return text if values["std"] is None else f"{text} ± {values['std']:.{digits}f}"
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Mean and sample standard deviation over seeds."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "values": values}
 
 
 def label(cell: dict[str, Any], *, settings: bool = True) -> str:
@@ -124,6 +132,62 @@ def _distribution(results: dict[str, Any]) -> str:
         "Standard deviation of the elements above the diagonals of all angle matrices after "
         f"training.\n\n{rows(header, lines)}"
     )
+
+
+def _finetune(results: dict[str, Any]) -> str:
+    paper, resolutions = results["paper"]["finetune"], [str(r) for r in results["resolutions"]]
+    size = str(results["trained_at"])
+    size = size if size in resolutions else resolutions[0]
+    cells = results["cells"]
+    unswapped = next((c for c in cells if c["finetuned"] and c["method"] == "ape"), None)
+    starts = {"ape": "none", "rope": "vanilla RoPE's"}
+    names = [label(cell) if cell["finetuned"] else "before" for cell in cells]
+    lines = []
+    for name, cell in zip(names, cells, strict=True):
+        printed = paper["top1"].get(cell["method"]) if cell["finetuned"] else None
+        lines.append(
+            [
+                name,
+                starts.get(cell["method"], "zero"),
+                number(cell["top1"][size]),
+                _gain(cell, unswapped, size) if cell["finetuned"] else "–",
+                "–" if printed is None else f"{printed:.2f}",
+            ]
+        )
+    header = ["method", "angles at the start", f"{size} px", "over APE", "the paper's"]
+    text = _how_finetuned(results) + rows(header, lines)
+    if len(resolutions) == 1:
+        return text
+    by_size = [
+        [name, *(number(cell["top1"][r], 1) for r in resolutions)]
+        for name, cell in zip(names, cells, strict=True)
+    ]
+    header = ["method", *(f"{r} px" for r in resolutions)]
+    return f"{text}\nBy evaluation resolution:\n\n{rows(header, by_size)}"
+
+
+def _how_finetuned(results: dict[str, Any]) -> str:
+    optim, train = results["recipe"]["optim"], results["recipe"]["train"]
+    first = results.get("pretraining")
+    start = f"`{train['start_from']}`,"
+    if first is not None:
+        start = f"a model trained with APE for {first['train']['epochs']} epochs (*before*), and"
+    other = "" if results["preset"] == "paper" else "another model and data set, "
+    return (
+        f"Top-1 accuracy, %, on the validation set: of {start} after {train['epochs']} more with "
+        f"each method on top of its APE. Learning rate {optim['lr']:g}, of the angles "
+        f"{optim['lr'] * optim['angle_lr_scale']:g}. *Over APE*: the difference from no rotation, "
+        f"seed by seed. The paper's figures are of {other}{results['paper']['finetune']['data']}, "
+        "after 4 epochs.\n\n"
+    )
+
+
+def _gain(cell: dict[str, Any], unswapped: dict[str, Any] | None, size: str) -> str:
+    """Mean and spread of the difference: both of a seed start from the same weights."""
+    if unswapped is None or cell is unswapped:
+        return "–"
+    pairs = zip(cell["top1"][size]["values"], unswapped["top1"][size]["values"], strict=True)
+    return number(spread([mine - other for mine, other in pairs]))
 
 
 def _cost(results: dict[str, Any]) -> str:

@@ -106,7 +106,7 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
     seen = config.model_type == "dinov3_vit"
     positions: Positions = PatchPositions(stock) if seen else TokenPositions(stock)
     options.setdefault("init", "rope")
-    if options["init"] == "rope" and "base" not in options:
+    if options["init"] == "rope" and options.get("base") is None:
         options = positions.start() | options
     rotations = [
         ScaledRotation(

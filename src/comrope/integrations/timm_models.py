@@ -120,7 +120,7 @@ def swap_timm_model(
     if any(theirs and getattr(layer, "rotate_half", False) != half for layer in layers):
         raise ValueError("model: its layers and its rotary embedding differ in rotate_half")
     options.setdefault("channel_order", "half" if half else "interleaved")
-    if "base" in options:
+    if options.get("base") is not None:
         start.pop("frequencies", None)
     options = start | (options | {"init": "zeros"} if mixed else options)
     rotations = []

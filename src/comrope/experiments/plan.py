@@ -1,0 +1,64 @@
+"""A study at a scale, as a command asks for it: the configuration of every run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from comrope.experiments.config import RUNTIME, Config, load_recipe
+from comrope.experiments.errors import UserError
+from comrope.experiments.studies import LABELS, OF_ROWS, Cell, Preset, Study, run_name
+
+__all__ = ["Plan", "make_plan"]
+
+PRETRAIN = "pretrain."  # in front of a field that is meant for the runs that others start from
+
+
+class Plan(NamedTuple):
+    base: Config  # what the rows have in common
+    rows: dict[Cell, list[Config]]  # a configuration a seed
+
+
+def make_plan(
+    study: Study,
+    preset: Preset,
+    runs: Path,
+    *,
+    data: str | None = None,
+    methods: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """Every run of a study, those that others start from first; ``runs`` is where they will be."""
+    first = [text for text in overrides if study.start and text.startswith(PRETRAIN)]
+    own = [text for text in overrides if text not in first]
+    first = [text.removeprefix(PRETRAIN) for text in first]
+    for text in (*own, *first):
+        if (field := text.partition("=")[0]) in (*OF_ROWS, *study.decides):
+            raise UserError(
+                f"{field}: is what the rows of this study differ in (--methods, --seeds)"
+            )
+    place = {} if data is None else {"data.root": data}
+    base = load_recipe(study.recipe(preset)).with_overrides(own).with_overrides(place)
+    cells = [cell for cell in study.cells(preset) if not methods or cell.method in methods]
+    rows = {cell: [cell.config(base, seed) for seed in range(preset.seeds)] for cell in cells}
+    if methods and study.cells(preset) and not rows:
+        raise UserError(f"methods: none of this study's; expected some of {', '.join(LABELS)}")
+    if study.start is None or base.train.start_from:
+        return Plan(base, rows)
+    common = [text for text in own if _holds_for_both(text.partition("=")[0])]
+    before = load_recipe(preset.recipe).with_overrides(common).with_overrides(place)
+    before = before.with_overrides(first)
+    starts = [study.start.config(before, seed) for seed in range(preset.seeds)]
+    for cell, configs in rows.items():
+        rows[cell] = [
+            config.with_overrides({"train.start_from": str(runs / run_name(start))})
+            for config, start in zip(configs, starts, strict=True)
+        ]
+    return Plan(base, {study.start: starts, **rows})
+
+
+def _holds_for_both(field: str) -> bool:
+    """Whether a field is no matter of one training alone: the model, the data, what decides
+    nothing."""
+    return field.partition(".")[0] in ("model", "data") or field in RUNTIME

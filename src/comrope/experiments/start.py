@@ -1,0 +1,80 @@
+"""Fine-tuning: the weights of a finished run as the start of another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope.experiments.adopted import pretrained_weights
+from comrope.experiments.config import TIMM, Config
+from comrope.experiments.distributed import like
+from comrope.experiments.errors import UserError
+from comrope.experiments.folders import read_weights
+
+__all__ = ["APE", "begin_with"]
+
+ANGLES = re.compile(r"\.(rope|comrope)\.method\.\w+$")
+HEAD = re.compile(r"(^|\.)head\.(weight|bias)$")
+APE = re.compile(r"(^|\.)(ape\.codebook|pos_embed)$")
+
+
+@torch.no_grad()
+def begin_with(model: nn.Module, config: Config) -> dict[str, Any]:
+    """Fill a model, sharded or not, with the weights of ``train.start_from``: a run's, or timm's.
+
+    The angles of another method than the run's stay as they are, and the head for another number
+    of classes; the run's own absolute positions and angles may be left out. Anything else that does
+    not fit is an error. Returns where it started, what is new and what was left out.
+    """
+    tensors, method, classes = _weights(config)
+    own = model.state_dict()
+    # Absolute positions that a model of timm does not use any more.
+    away = {name for name, p in model.named_parameters() if not p.requires_grad}
+    new = set()
+    if method != config.model.position:
+        new |= {name for name in own if ANGLES.search(name)}
+    if classes != config.data.num_classes:
+        new |= {name for name in own if HEAD.search(name)}
+    taken = {name: tensor for name, tensor in own.items() if name not in new | away}
+    left_out = sorted(set(tensors) - set(own) | away & set(tensors))
+    if wrong := _misfits(taken, tensors, left_out):
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"train.start_from: {config.train.start_from} does not fit: "
+            f"{'; '.join(wrong[:3])}{more}"
+        )
+    for name, tensor in taken.items():
+        tensor.copy_(like(tensors[name], tensor))
+    return {"start": config.train.start_from, "new": sorted(new), "left_out": left_out}
+
+
+def _weights(config: Config) -> tuple[dict[str, Tensor], str, int]:
+    """Tensors by name, the position encoding that they were trained with, and how many classes."""
+    start = config.train.start_from
+    if not start:
+        raise UserError("train.start_from: not given; say which run to start from")
+    if start.startswith(TIMM):
+        tensors, classes = pretrained_weights(config, start)
+        return tensors, "ape", classes
+    theirs, tensors = read_weights(Path(start), "train.start_from")
+    return tensors, theirs.model.position, theirs.data.num_classes
+
+
+def _misfits(
+    wanted: dict[str, Tensor], tensors: dict[str, Tensor], left_out: list[str]
+) -> list[str]:
+    found = []
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            found.append(f"{name} is missing")
+        elif tensors[name].shape != tensor.shape:
+            shapes = tuple(tensors[name].shape), tuple(tensor.shape)
+            found.append(f"{name} has shape {shapes[0]}, expected {shapes[1]}")
+    for name in left_out:
+        if not APE.search(name) and not ANGLES.search(name):
+            found.append(f"{name} has no place")
+    return found

@@ -1,0 +1,411 @@
+"""Fine-tuning: where a run starts, what it keeps of that, and the study made of such runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import comrope
+from comrope.analysis import rotary_modules
+from comrope.experiments import runner
+from comrope.experiments.config import differences, load_recipe
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import build_model, load_run
+from comrope.experiments.inspection import angles_moved, inspect_run
+from comrope.experiments.logs import read_log
+from comrope.experiments.plan import make_plan
+from comrope.experiments.reproduce import reproduce
+from comrope.experiments.runner import Task, run_all
+from comrope.experiments.start import begin_with
+from comrope.experiments.studies import PRESETS, STUDIES, run_name
+from comrope.experiments.train import train
+from experiments.images import config_for
+from experiments.runs import in_process, same, tiny, weights
+from experiments.test_resume import stop_after
+
+LEARNED = [method for method in comrope.METHODS if method != "rope"]
+# At a rotation by zero the others multiply what is zero: they move once these have.
+MOVED_FIRST = {
+    "rope-mixed": {"frequencies"}, "liere": {"P"}, "comrope-ap": {"P"}, "comrope-ld": {"P"},
+    "comrope-torus": {"frequencies"},
+}  # fmt: skip
+
+
+def finetuned(start: Path | str, method: str = "comrope-ld", **options):
+    fields = {"model__position": method, "model__ape": True, "model__init": "zeros"}
+    if method in ("ape", "rope"):
+        fields |= {"model__init": "normal", "model__ape": method == "rope"}
+    options = {"train__perturbation": 0.0, "train__epochs": 1, **fields, **options}
+    return tiny(train__start_from=str(start), **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Models this small are slower on several, and far slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained") / "ape"
+    config = tiny(model__position="ape", train__perturbation=0.0, train__epochs=1)
+    train(config, folder, progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_the_first_step_is_the_pretrained_models_and_the_angles_have_a_gradient(method, pretrained):
+    config = finetuned(pretrained, method)
+    model = build_model(config)
+    assert begin_with(model, config)["left_out"] == []
+    images = torch.randn(4, 1, 12, 12)
+    expected = load_run(pretrained)[1](images)
+    torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
+    optimizer = torch.optim.SGD(comrope.parameter_groups(model, weight_decay=0.0, lr=0.1))
+    for step in range(2):
+        optimizer.zero_grad()
+        model(images).square().sum().backward()
+        for rope in rotary_modules(model).values():
+            angles = dict(rope.method.named_parameters())
+            sizes = {name: float(angle.grad.abs().max()) for name, angle in angles.items()}
+            moved = {name for name, size in sizes.items() if size > 1e-4}  # the rest is rounding
+            assert moved == (MOVED_FIRST[method] if step == 0 else set(angles)), sizes
+        optimizer.step()
+
+
+def test_vanilla_rope_cannot_start_where_the_pretrained_model_is(pretrained):
+    """The negative control."""
+    config = finetuned(pretrained, "rope")
+    model = build_model(config)
+    begin_with(model, config)
+    images = torch.randn(4, 1, 12, 12)
+    assert (model(images) - load_run(pretrained)[1](images)).abs().max() > 0.01
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pictures
+def test_what_is_new_is_told_and_kept_apart(pretrained, tmp_path):
+    result = train(finetuned(pretrained), tmp_path / "run", progress=False)
+    assert result["steps"] == 11
+    (started,) = (r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "started")
+    names = [f"blocks.{i}.attn.rope.method.{p}" for i in range(3) for p in ("P", "theta")]
+    assert (started["start"], started["new"]) == (str(pretrained), names)
+    _, model = load_run(tmp_path / "run")  # as it ended: a run of its own, without the start
+    assert model.ape is not None
+    assert len(rotary_modules(model)) == 3
+    facts = inspect_run(tmp_path / "run", tmp_path / "pictures")
+    assert {"absolute.png", "similarity.png"} <= {Path(p).name for p in facts["pictures"]}
+
+
+def test_angles_of_the_same_method_are_taken_and_of_another_are_not(pretrained, tmp_path):
+    train(finetuned(pretrained, "comrope-ap"), tmp_path / "ap", progress=False)
+    learned = weights(tmp_path / "ap")
+    for method in ("comrope-ap", "comrope-ld"):  # both have a P of that shape
+        config = finetuned(tmp_path / "ap", method)
+        model = build_model(config)
+        begin_with(model, config)
+        if method == "comrope-ap":
+            assert set(angles_moved(config, model).values()) == {0.0}
+        own = model.state_dict()["blocks.0.attn.rope.method.P"]
+        expected = learned["blocks.0.attn.rope.method.P"]
+        assert torch.equal(own, expected if method == "comrope-ap" else torch.zeros_like(own))
+
+
+def test_another_number_of_classes_gets_a_head_of_its_own(pretrained):
+    config = finetuned(pretrained, data__num_classes=7)
+    model = build_model(config)
+    fresh = model.head.weight.detach().clone()
+    assert {"head.weight", "head.bias"} <= set(begin_with(model, config)["new"])
+    assert torch.equal(model.head.weight, fresh)
+
+
+def test_absolute_positions_are_not_lost_without_a_word(pretrained, tmp_path, capfd):
+    train(finetuned(pretrained, model__ape=False), tmp_path / "run", progress=False)
+    said = " ".join(capfd.readouterr().err.split())
+    assert "the absolute positions of" in said
+    assert "model.ape=true keeps them" in said
+    assert "ape.codebook" not in weights(tmp_path / "run")
+
+
+def kill_after(step: int, config, folder: Path) -> None:
+    process = in_process(config, folder)
+    while not (folder / "checkpoints" / f"step-{step:08d}" / "state.json").exists():
+        assert process.is_alive()
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_resumed_after_its_start_is_gone_it_ends_with_the_same_weights(
+    how, pretrained, tmp_path, monkeypatch
+):
+    start = tmp_path / "start"
+    shutil.copytree(pretrained, start)
+    ema = 0.9 if how == "stopped" else None  # the average starts from there too
+    config = finetuned(start, train__checkpoint_every=1, train__keep=100, train__ema=ema)
+    train(config, tmp_path / "whole", progress=False)
+    if how == "killed":
+        kill_after(5, config, tmp_path / "parts")
+    else:
+        stop_after(5, config, tmp_path / "parts", monkeypatch)
+    assert not (tmp_path / "parts" / "result.json").exists()
+    start.rename(tmp_path / "elsewhere")
+    train(config, tmp_path / "parts", progress=False)
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    with pytest.raises(UserError, match=r"train.start_from: .*start holds no run"):
+        train(config, tmp_path / "new", progress=False)
+
+
+def test_the_start_decides_what_a_run_is_by_its_name_wherever_it_is():
+    here, there, other = (finetuned(path) for path in ("a/ape-1", "/b/c/ape-1/", "a/ape-2"))
+    assert differences(here, there) == []
+    assert differences(here, other) == ["train.start_from: 'ape-1', there 'ape-2'"]
+    assert run_name(here) == run_name(there) != run_name(other)
+
+
+class Trap:
+    """Whoever reads it as a pickle makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def _break(run: Path, how: str) -> dict[str, object]:
+    """Damage a copy of the run, or ask of it what it cannot give."""
+    file = run / "model.safetensors"
+    if how == "no run":
+        shutil.rmtree(run)
+    elif how == "unfinished":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:1000])
+    elif how == "pickle":
+        file.write_bytes(pickle.dumps(Trap(run.parent / "sprung")))
+    return {
+        "patch": {"model__name": "vit_nano_patch2_12"},
+        "size": {"model__name": "vit_tiny_patch4_12", "model__block_size": 4},
+        "scale": {"model__layer_scale": 0.1},
+        "timm": {"train__start_from": "timm:no_such_model"},
+        "forgotten": {"train__start_from": load_recipe("digits_finetune").train.start_from},
+    }.get(how, {})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no run", r"holds no run \(no config.yaml\)"),
+        ("unfinished", r"is not finished \(no model.safetensors\); train it first"),
+        ("cut", r"model.safetensors cannot be read"),
+        ("pickle", r"model.safetensors cannot be read"),
+        ("patch", r"does not fit: ape.codebook has shape \(9, 64\), expected \(36, 64\)|"
+                  r"does not fit: patches.proj.weight has shape"),
+        ("size", r"does not fit: cls_token has shape \(1, 1, 64\), expected \(1, 1, 192\)"),
+        ("scale", r"does not fit: blocks.0.scale1.gamma is missing; .* and 3 more"),
+        ("timm", r"timm has no weights 'no_such_model'"),
+        ("forgotten", r"not given; say which run to start from"),
+    ],
+)  # fmt: skip
+def test_a_start_that_does_not_fit_is_named_in_a_line(how, message, pretrained, tmp_path):
+    run = tmp_path / "start"
+    shutil.copytree(pretrained, run)
+    options = _break(run, how)
+    fields = {f"{n.replace('__', '.')}": v for n, v in options.items()}
+    config = finetuned(run).with_overrides(fields)
+    with pytest.raises(UserError, match=r"^train.start_from: .*" + f"({message})") as caught:
+        train(config, tmp_path / "run", progress=False)
+    assert "\n" not in str(caught.value)
+    assert not any(p.suffix for p in (tmp_path / "run").iterdir())
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_is_missing_besides_angles_is_an_error(pretrained, tmp_path):
+    train(finetuned(pretrained, model__ape=False), tmp_path / "rotary", progress=False)
+    with pytest.raises(UserError, match=r"does not fit: ape.codebook is missing"):
+        train(finetuned(tmp_path / "rotary", "ape"), tmp_path / "run", progress=False)
+    smaller = finetuned(tmp_path / "rotary", model__ape=False, model__block_size=4)
+    with pytest.raises(UserError, match=r"does not fit: blocks.0.attn.rope.method.P has shape"):
+        train(smaller, tmp_path / "run", progress=False)
+
+
+def test_the_rows_of_the_study():
+    fields = ("train.epochs=2", "optim.lr=1e-4", "model.name=vit_nano_patch4_12", "data.workers=1",
+              "pretrain.train.epochs=3")  # fmt: skip
+    plan = make_plan(STUDIES["finetune"], PRESETS["demo"], Path("runs"), overrides=fields)
+    before, *after = plan.rows
+    for seed, config in enumerate(plan.rows[before]):
+        assert (config.model.position, config.train.epochs) == ("ape", 3)
+        assert config.optim == load_recipe("digits").optim
+        assert (config.model.name, config.data.workers) == ("vit_nano_patch4_12", 1)
+        for cell in after:
+            row = plan.rows[cell][seed]
+            assert row.train.start_from == str(Path("runs") / run_name(config))
+            assert (row.train.seed, row.train.epochs, row.optim.lr) == (seed, 2, 1e-4)
+            assert row.model.ape == (cell.method != "ape")
+            assert row.model.init == ("normal" if cell.method in ("ape", "rope") else "zeros")
+    assert [cell.method for cell in after] == list(PRESETS["demo"].methods)
+    with pytest.raises(UserError, match=r"model.init: is what the rows of this study differ in"):
+        make_plan(STUDIES["finetune"], PRESETS["demo"], Path(), overrides=["model.init=rope"])
+    with pytest.raises(UserError, match=r"pretrain.train.epochs: no such field"):
+        make_plan(STUDIES["offset"], PRESETS["demo"], Path(), overrides=fields[-1:])
+
+
+def test_the_papers_fine_tuning():
+    plan = make_plan(STUDIES["finetune"], PRESETS["paper"], Path("runs"))
+    config = plan.base
+    assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (4, 3456, 3e-4)
+    assert config.model.name == config.train.start_from == "timm:vit_base_patch16_clip_224.openai"
+    printed = reproduce.__globals__["paper_figures"]()["finetune"]["top1"]
+    assert set(printed) <= {cell.method for cell in plan.rows}
+    assert all(cell.finetuned for cell in plan.rows)  # nothing is pre-trained here
+
+
+def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(runner, "train", lambda config, folder, progress: ran.append(folder.name))
+    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)])
+    starts = {"c": "b", "b": "a", "d": "elsewhere", "a": None}
+    tasks = [
+        Task(tiny(train__start_from=start and str(tmp_path / start)), tmp_path / name)
+        for name, start in starts.items()
+    ]
+    run_all(tasks, device="cpu", progress=False)
+    assert ran == ["d", "a", "b", "c"]
+    circle = [Task(tiny(train__start_from=str(tmp_path / "a")), tmp_path / "a")]
+    with pytest.raises(UserError, match="start from each other"):
+        run_all(circle, device="cpu", progress=False)
+
+
+def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)] * 2)
+    first = tiny(model__position="ape", train__epochs=1, train__perturbation=0.0)
+    configs = {
+        "from-good": finetuned(tmp_path / "good"),
+        "from-bad": finetuned(tmp_path / "bad"),
+        "good": first,
+        "bad": finetuned(tmp_path / "nowhere"),
+    }
+    tasks = [Task(config, tmp_path / name) for name, config in configs.items()]
+    with pytest.raises(UserError) as caught:
+        run_all(tasks, device="cpu", progress=False)
+    assert str(caught.value).splitlines() == [
+        f"bad: train.start_from: {tmp_path}/nowhere holds no run (no config.yaml)",
+        f"from-bad: train.start_from: {tmp_path}/bad holds no run (no config.yaml)",
+    ]
+    assert (tmp_path / "from-good" / "result.json").exists()
+
+
+def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeypatch):
+    """In this process; the processes of a study are tested elsewhere."""
+    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)])
+    settings = {
+        "out": tmp_path,
+        "seeds": 2,
+        "overrides": ("model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=120",
+                      "evaluate.resolutions=12,24", "pretrain.train.epochs=1"),
+        "progress": False,
+    }  # fmt: skip
+    reproduce("finetune", methods=["ape"], **settings)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("runs/*/*") if p.is_file()}
+    results = reproduce("finetune", methods=["ape", "rope", "comrope-ld"], **settings)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    rows = [(cell["method"], cell["finetuned"]) for cell in results["cells"]]
+    assert rows == [("ape", False), ("ape", True), ("rope", True), ("comrope-ld", True)]
+    assert all(len(cell["top1"]["12"]["values"]) == 2 for cell in results["cells"])
+    (folder,) = tmp_path.glob("finetune-ape-rope-comrope-ld-*")
+    table = (folder / "table.md").read_text()
+    assert "another model and data set, ImageNet-1K, a ViT pre-trained in CLIP" in table
+    assert "| ComRoPE-LD | zero |" in table
+    assert "80.17" in table  # the paper's
+    ours, theirs = (cell["top1"]["12"]["values"] for cell in results["cells"][3:0:-2])
+    gain = sum(a - b for a, b in zip(ours, theirs, strict=True)) / 2
+    assert f"| {gain:.2f} ± " in table
+    assert (folder / "figure.png").stat().st_size > 20_000
+    assert json.loads((folder / "results.json").read_text())["pretraining"]["train"]["epochs"] == 1
+
+
+@pytest.fixture
+def timm_file(tmp_path, monkeypatch) -> dict[str, torch.Tensor]:
+    """Weights as the hub would have them."""
+    torch.manual_seed(7)
+    tensors = timm.create_model("test_vit").state_dict()
+    save_file(tensors, tmp_path / "hub.safetensors")
+    asked = lambda repo, file: str(tmp_path / "hub.safetensors")  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
+    return tensors
+
+
+def adopted(folder, **options):
+    fields = {"model__name": "timm:test_vit", "train__start_from": "timm:test_vit.r160_in1k",
+              "model__init": "zeros", "model__ape": True, "train__perturbation": 0.0,
+              "train__epochs": 1, "train__batch_size": 16, "evaluate__resolutions": (160,),
+              "evaluate__every": 0, "train__checkpoint_every": 100}  # fmt: skip
+    return config_for(folder, **{**fields, **options})
+
+
+@pytest.mark.parametrize("method", ["comrope-ld", "ape"])
+def test_a_model_of_timm_starts_as_it_was(method, folder, timm_file):
+    config = adopted(folder, model__position=method, model__ape=method != "ape")
+    if method == "ape":
+        config = config.with_overrides({"model.init": "normal"})
+    model = build_model(config).eval()
+    begin_with(model, config)
+    theirs = timm.create_model("test_vit").eval()
+    theirs.load_state_dict(timm_file)
+    images = torch.randn(2, 3, 160, 160)
+    ours = model.model.forward_features(images)
+    torch.testing.assert_close(ours, theirs.forward_features(images), rtol=1e-4, atol=1e-4)
+    assert model(images).shape == (2, 2)  # a head of its own
+    assert len(rotary_modules(model)) == (6 if method != "ape" else 0)
+
+
+def test_a_model_of_timm_is_trained_resumed_and_loaded(folder, timm_file, tmp_path, monkeypatch):
+    config = adopted(folder)
+    result = train(config, tmp_path / "whole", progress=False)
+    assert result["steps"] == 3
+    assert not torch.equal(
+        weights(tmp_path / "whole")["model.blocks.0.attn.qkv.weight"],
+        timm_file["blocks.0.attn.qkv.weight"],
+    )
+    stop_after(1, config, tmp_path / "parts", monkeypatch)
+    monkeypatch.delattr("huggingface_hub.hf_hub_download")  # it is not asked again
+    train(config, tmp_path / "parts", progress=False)
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    assert load_run(tmp_path / "whole")[1].position_parameters() > 101 * 64
+
+
+def test_a_model_of_timm_without_its_absolute_positions(folder, timm_file):
+    config = adopted(folder, model__ape=False)
+    model = build_model(config)
+    assert begin_with(model, config)["left_out"] == ["model.pos_embed"]
+    assert not model.model.pos_embed.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model__name": "timm:no_such_model"}, "model.name: timm has no 'no_such_model'"),
+        ({"train__perturbation": 1.0}, "train.perturbation: expected 0"),
+        ({"model__global_pool": "avg"}, "model.global_pool: a model of timm decides it"),
+        ({"model__name": "timm:resnet18"}, "model.name: resnet18 is none of timm's plain ViTs"),
+        ({"model__position": "none"}, "model: method: expected one of"),
+    ],
+)
+def test_models_of_timm_that_cannot_be_adopted(options, message, folder):
+    with pytest.raises(UserError, match=message):
+        build_model(adopted(folder, **options))
