@@ -152,3 +152,13 @@ def test_every_field_is_plain_yaml():
     for section in to_dict(Config()).values():
         for value in section.values():
             assert value is None or isinstance(value, (bool, int, float, str, list))
+
+
+def test_the_papers_fine_tuning():
+    plan = make_plan(STUDIES["finetune"], PRESETS["paper"], Path("runs"))
+    config = plan.base
+    assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (4, 3456, 3e-4)
+    assert config.model.name == config.train.start_from == "timm:vit_base_patch16_clip_224.openai"
+    printed = reproduce.__globals__["paper_figures"]()["finetune"]["top1"]
+    assert set(printed) <= {cell.method for cell in plan.rows}
+    assert all(cell.finetuned for cell in plan.rows)  # nothing is pre-trained here

@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-import timm
 import torch
-from safetensors.torch import save_file
 
 import comrope
 from comrope.analysis import rotary_modules
@@ -29,7 +27,6 @@ from comrope.experiments.runner import Task, run_all
 from comrope.experiments.start import begin_with
 from comrope.experiments.studies import PRESETS, STUDIES, run_name
 from comrope.experiments.train import train
-from experiments.images import config_for
 from experiments.runs import in_process, same, tiny, weights
 from experiments.test_resume import stop_after
 
@@ -107,6 +104,13 @@ def test_what_is_new_is_told_and_kept_apart(pretrained, tmp_path):
     assert len(rotary_modules(model)) == 3
     facts = inspect_run(tmp_path / "run", tmp_path / "pictures")
     assert {"absolute.png", "similarity.png"} <= {Path(p).name for p in facts["pictures"]}
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_run_that_learns_nothing_ends_where_it_started(ema, pretrained, tmp_path):
+    train(finetuned(pretrained, optim__lr=0.0, train__ema=ema), tmp_path / "run", progress=False)
+    found = {name: t for name, t in weights(tmp_path / "run").items() if ".rope." not in name}
+    assert same(found, weights(pretrained))
 
 
 def test_angles_of_the_same_method_are_taken_and_of_another_are_not(pretrained, tmp_path):
@@ -265,16 +269,6 @@ def test_the_rows_of_the_study():
         make_plan(STUDIES["offset"], PRESETS["demo"], Path(), overrides=fields[-1:])
 
 
-def test_the_papers_fine_tuning():
-    plan = make_plan(STUDIES["finetune"], PRESETS["paper"], Path("runs"))
-    config = plan.base
-    assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (4, 3456, 3e-4)
-    assert config.model.name == config.train.start_from == "timm:vit_base_patch16_clip_224.openai"
-    printed = reproduce.__globals__["paper_figures"]()["finetune"]["top1"]
-    assert set(printed) <= {cell.method for cell in plan.rows}
-    assert all(cell.finetuned for cell in plan.rows)  # nothing is pre-trained here
-
-
 def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(runner, "train", lambda config, folder, progress: ran.append(folder.name))
@@ -337,75 +331,3 @@ def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeyp
     assert f"| {gain:.2f} ± " in table
     assert (folder / "figure.png").stat().st_size > 20_000
     assert json.loads((folder / "results.json").read_text())["pretraining"]["train"]["epochs"] == 1
-
-
-@pytest.fixture
-def timm_file(tmp_path, monkeypatch) -> dict[str, torch.Tensor]:
-    """Weights as the hub would have them."""
-    torch.manual_seed(7)
-    tensors = timm.create_model("test_vit").state_dict()
-    save_file(tensors, tmp_path / "hub.safetensors")
-    asked = lambda repo, file: str(tmp_path / "hub.safetensors")  # noqa: E731
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
-    return tensors
-
-
-def adopted(folder, **options):
-    fields = {"model__name": "timm:test_vit", "train__start_from": "timm:test_vit.r160_in1k",
-              "model__init": "zeros", "model__ape": True, "train__perturbation": 0.0,
-              "train__epochs": 1, "train__batch_size": 16, "evaluate__resolutions": (160,),
-              "evaluate__every": 0, "train__checkpoint_every": 100}  # fmt: skip
-    return config_for(folder, **{**fields, **options})
-
-
-@pytest.mark.parametrize("method", ["comrope-ld", "ape"])
-def test_a_model_of_timm_starts_as_it_was(method, folder, timm_file):
-    config = adopted(folder, model__position=method, model__ape=method != "ape")
-    if method == "ape":
-        config = config.with_overrides({"model.init": "normal"})
-    model = build_model(config).eval()
-    begin_with(model, config)
-    theirs = timm.create_model("test_vit").eval()
-    theirs.load_state_dict(timm_file)
-    images = torch.randn(2, 3, 160, 160)
-    ours = model.model.forward_features(images)
-    torch.testing.assert_close(ours, theirs.forward_features(images), rtol=1e-4, atol=1e-4)
-    assert model(images).shape == (2, 2)  # a head of its own
-    assert len(rotary_modules(model)) == (6 if method != "ape" else 0)
-
-
-def test_a_model_of_timm_is_trained_resumed_and_loaded(folder, timm_file, tmp_path, monkeypatch):
-    config = adopted(folder)
-    result = train(config, tmp_path / "whole", progress=False)
-    assert result["steps"] == 3
-    assert not torch.equal(
-        weights(tmp_path / "whole")["model.blocks.0.attn.qkv.weight"],
-        timm_file["blocks.0.attn.qkv.weight"],
-    )
-    stop_after(1, config, tmp_path / "parts", monkeypatch)
-    monkeypatch.delattr("huggingface_hub.hf_hub_download")  # it is not asked again
-    train(config, tmp_path / "parts", progress=False)
-    assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    assert load_run(tmp_path / "whole")[1].position_parameters() > 101 * 64
-
-
-def test_a_model_of_timm_without_its_absolute_positions(folder, timm_file):
-    config = adopted(folder, model__ape=False)
-    model = build_model(config)
-    assert begin_with(model, config)["left_out"] == ["model.pos_embed"]
-    assert not model.model.pos_embed.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model__name": "timm:no_such_model"}, "model.name: timm has no 'no_such_model'"),
-        ({"train__perturbation": 1.0}, "train.perturbation: expected 0"),
-        ({"model__global_pool": "avg"}, "model.global_pool: a model of timm decides it"),
-        ({"model__name": "timm:resnet18"}, "model.name: resnet18 is none of timm's plain ViTs"),
-        ({"model__position": "none"}, "model: method: expected one of"),
-    ],
-)
-def test_models_of_timm_that_cannot_be_adopted(options, message, folder):
-    with pytest.raises(UserError, match=message):
-        build_model(adopted(folder, **options))
