@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from comrope.experiments.config import (
@@ -13,6 +15,8 @@ from comrope.experiments.config import (
     to_yaml,
 )
 from comrope.experiments.errors import UserError
+from comrope.experiments.plan import make_plan
+from comrope.experiments.reproduce import paper_figures
 from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
 
 
@@ -159,6 +163,6 @@ def test_the_papers_fine_tuning():
     config = plan.base
     assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (4, 3456, 3e-4)
     assert config.model.name == config.train.start_from == "timm:vit_base_patch16_clip_224.openai"
-    printed = reproduce.__globals__["paper_figures"]()["finetune"]["top1"]
+    printed = paper_figures()["finetune"]["top1"]
     assert set(printed) <= {cell.method for cell in plan.rows}
     assert all(cell.finetuned for cell in plan.rows)  # nothing is pre-trained here
