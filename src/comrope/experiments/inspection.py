@@ -47,7 +47,8 @@ def angle_elements(model: nn.Module) -> Tensor:
 def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
     """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
     first = build_model(config)
-    if Path(config.train.start_from or "").is_dir():  # it may have been moved since
+    taken = config.train.start_from
+    if taken and Path(taken).is_dir():  # it may have been moved since
         with contextlib.suppress(UserError):
             begin_with(first, config)
     start = analysis.rotary_modules(first)
