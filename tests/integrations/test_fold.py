@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import test_language as language
-import test_vision as vision
 import torch
+import vision_models as vision
 from helpers import relative_error
 from torch import nn
 
