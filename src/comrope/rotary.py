@@ -125,15 +125,7 @@ class RotaryEmbedding(nn.Module):
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         self._check(q, k, positions, prefix)
-        return ops.rotate(
-            q,
-            k,
-            positions,
-            self.angles() if angles is None else angles,
-            backend=self.backend,
-            num_prefix_tokens=prefix,
-            channel_order=self.channel_order,
-        )
+        return self._turn(q, k, positions, prefix, angles)
 
     def rotate(
         self,
@@ -153,16 +145,7 @@ class RotaryEmbedding(nn.Module):
         q, k = (x[:, :0], x) if share == 1 else (x, x[:, ::share])
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         self._check(x, k, positions, prefix)
-        turned = ops.rotate(
-            q,
-            k,
-            positions,
-            self.angles() if angles is None else angles,
-            backend=self.backend,
-            num_prefix_tokens=prefix,
-            channel_order=self.channel_order,
-        )
-        return turned[share == 1]
+        return self._turn(q, k, positions, prefix, angles)[share == 1]
 
     def packed(
         self,
@@ -242,6 +225,19 @@ class RotaryEmbedding(nn.Module):
         return (
             f"channel_order={self.channel_order!r}, num_prefix_tokens={self.num_prefix_tokens}, "
             f"backend={self.backend!r}"
+        )
+
+    def _turn(
+        self, q: Tensor, k: Tensor, positions: Tensor, prefix: int, angles: Angles | None
+    ) -> tuple[Tensor, Tensor]:
+        return ops.rotate(
+            q,
+            k,
+            positions,
+            self.angles() if angles is None else angles,
+            backend=self.backend,
+            num_prefix_tokens=prefix,
+            channel_order=self.channel_order,
         )
 
     def _check(self, q: Tensor, k: Tensor, positions: Tensor, prefix: int) -> None:

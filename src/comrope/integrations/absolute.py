@@ -15,17 +15,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from comrope.integrations.places import Places
-from comrope.integrations.rebinding import names_in, rebind_forward, rebound
+from comrope.integrations.rebinding import ROTATION, names_in, rebind_forward, rebound
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["VISION_MODELS", "attention_of_vision", "is_vision_model", "swap_vision_model"]
+__all__ = ["PLACES", "VISION_MODELS", "is_vision_model", "swap_vision_model"]
 
 # By the type in their configuration: those with a text model beside the vision model as well.
 VISION_MODELS = (
     "vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2",
     "dinov2_with_registers",
 )  # fmt: skip
-ROTATION, PLACES = "comrope", "comrope_places"
+PLACES = "comrope_places"
 THEIRS = "ALL_ATTENTION_FUNCTIONS"
 
 
@@ -51,7 +51,7 @@ def is_vision_model(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "model_type", None) in VISION_MODELS
 
 
-def attention_of_vision(model: nn.Module) -> list[nn.Module]:
+def _attention_layers(model: nn.Module) -> list[nn.Module]:
     """Of the vision model alone, where there is a text model too."""
     parts = (part for name, part in model.named_modules() if name.endswith("vision_model"))
     layers = next(parts, model).modules()
@@ -67,7 +67,7 @@ def swap_vision_model(
     **options: Any,
 ) -> Places:
     """Give every attention layer a rotation; ``options`` are RotaryEmbedding's."""
-    layers: list[Any] = attention_of_vision(model)
+    layers: list[Any] = _attention_layers(model)
     patches = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     if not layers or patches is None:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from comrope.angles import Free, Torus
 from comrope.integrations.places import Places, axial
-from comrope.integrations.rotating import ROTATION
+from comrope.integrations.rebinding import ROTATION
 from comrope.integrations.swapping import FOLDED, check_weights, take_out
 from comrope.methods import create_method
 from comrope.methods.base import Method

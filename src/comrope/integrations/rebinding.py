@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["names_in", "rebind_forward", "rebound", "restore_forward"]
+__all__ = ["ROTATION", "names_in", "rebind_forward", "rebound", "restore_forward"]
+
+ROTATION = "comrope"  # the name of what each attention layer gets
 
 
 def names_in(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.integrations.rebinding import names_in, rebind_forward, rebound
+from comrope.integrations.rebinding import ROTATION, names_in, rebind_forward, rebound
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["ROTATING_MODELS", "Positions", "is_rotating_model", "swap_rotating_model"]
@@ -24,7 +24,6 @@ __all__ = ["ROTATING_MODELS", "Positions", "is_rotating_model", "swap_rotating_m
 ROTATING_MODELS = (
     "llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "dinov3_vit",
 )  # fmt: skip
-ROTATION = "comrope"  # the name of what each attention layer gets
 THEIRS = "apply_rotary_pos_emb"
 
 

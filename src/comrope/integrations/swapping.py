@@ -7,15 +7,20 @@ import sys
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from comrope import checks
 from comrope.analysis import rotary_modules
-from comrope.integrations.absolute import VISION_MODELS, is_vision_model, swap_vision_model
+from comrope.integrations.absolute import (
+    PLACES,
+    VISION_MODELS,
+    is_vision_model,
+    swap_vision_model,
+)
 from comrope.integrations.places import Places
-from comrope.integrations.rebinding import restore_forward
+from comrope.integrations.rebinding import ROTATION, restore_forward
 from comrope.integrations.rotating import (
     ROTATING_MODELS,
-    ROTATION,
     Positions,
     is_rotating_model,
     swap_rotating_model,
@@ -81,8 +86,8 @@ def swap(
                 "ape, class_position, perturbation: expected none of these for a model of "
                 f"transformers that rotates already ({type(model).__name__})"
             )
-        seen_by = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
-        _check_version("transformers", OLDEST["vision" if seen_by else "language"])
+        looks = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
+        _check_version("transformers", OLDEST["vision" if looks else "language"])
         swap_rotating_model(model, method, **options)
         return model
     if method == "rope" and options.get("init", "zeros") == "zeros" and not hasattr(model, "rope"):
@@ -146,8 +151,7 @@ def check_weights(model: nn.Module) -> None:
 
 def _check_version(package: str, oldest: str) -> None:
     found = sys.modules[package].__version__
-    numbers = [[int(n) for n in re.findall(r"\d+", v)[:3]] for v in (found, oldest)]
-    if numbers[0] < numbers[1]:
+    if TorchVersion(found) < oldest:  # which compares versions, whose they are
         raise ImportError(
             f"comrope.swap needs {package} {oldest} or newer for this model, found {found}: "
             f"pip install -U {package}"
@@ -173,5 +177,5 @@ def _take_hooks(part: nn.Module) -> list[Places]:
                 part._forward_hooks_with_kwargs.pop(key, None)
                 part._forward_pre_hooks_with_kwargs.pop(key, None)
                 found += [hook] if isinstance(hook, Places) else []
-    vars(part).pop("comrope_places", None)
+    vars(part).pop(PLACES, None)
     return found

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from comrope.angles import plane_generators
 from comrope.integrations.places import Places, axial, centred, relative
+from comrope.integrations.rebinding import ROTATION
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["TIMM_MODELS", "attention_of_timm", "is_timm_model", "swap_timm_model"]
+__all__ = ["TIMM_MODELS", "is_timm_model", "swap_timm_model"]
 
 TIMM_MODELS = ("VisionTransformer", "Eva", "NaFlexVit")
 ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
-ROTATION = "comrope"  # the name of what each attention layer gets
 
 
 class TurnedQueries:
@@ -70,7 +70,7 @@ def is_timm_model(model: nn.Module) -> bool:
     )
 
 
-def attention_of_timm(model: nn.Module) -> list[nn.Module]:
+def _attention_layers(model: nn.Module) -> list[nn.Module]:
     """Of its blocks, not of what pools their results."""
     host: Any = model
     layers = [
@@ -98,7 +98,7 @@ def swap_timm_model(
     **options: Any,
 ) -> Places:
     """Give every attention layer a rotation; ``options`` are RotaryEmbedding's."""
-    layers: list[Any] = attention_of_timm(model)
+    layers: list[Any] = _attention_layers(model)
     rope: Any = getattr(model, "rope", None)
     options.setdefault("init", "zeros" if rope is None else "rope")
     theirs = rope is not None and options["init"] == "rope"

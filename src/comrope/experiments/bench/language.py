@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.experiments.bench.networks import NONE, from_gradient, subject_of
+from comrope.experiments.bench.networks import NONE, Maker, candidates_of, from_gradient
 from comrope.experiments.bench.rivals import HuggingFaceRoPE, Rival
 from comrope.experiments.bench.rotations import HUGGING_FACE
-from comrope.experiments.bench.runner import Baseline, Candidate, Part
+from comrope.experiments.bench.runner import Baseline, Part
 from comrope.experiments.bench.setting import (
     Setting,
     llama_positions,
@@ -24,7 +24,7 @@ from comrope.experiments.bench.setting import (
     stir,
 )
 from comrope.experiments.distributed import autocast
-from comrope.experiments.timing import cross_entropy_backward
+from comrope.experiments.timing import Cast, cross_entropy_backward
 from comrope.integrations import fold, swap
 
 __all__ = ["LlamaBlock", "llama_block", "llama_model"]
@@ -71,7 +71,6 @@ def llama_block(setting: Setting) -> Part:
     width = shape.heads * shape.head_dim
     x = torch.randn(1, shape.tokens, width, device=setting.device).to(setting.dtype)
     inputs = (x.requires_grad_(), llama_positions(setting))
-    gradient = torch.randn_like(x)
     rotations: list[tuple[str, str, str, Callable[[], nn.Module] | None]] = [
         (NONE, "none", "", None),
         (HUGGING_FACE, "rope", "", lambda: HuggingFaceRoPE(shape)),
@@ -79,25 +78,12 @@ def llama_block(setting: Setting) -> Part:
     for method in ("rope-mixed", "comrope-ld", "comrope-torus"):
         rotary = partial(llama_rotary, setting, method, "auto")
         rotations.append((method, method, "auto", rotary))
-    candidates = [
-        Candidate(
-            name,
-            partial(
-                subject_of,
-                setting,
-                partial(LlamaBlock, setting, rotation),
-                inputs,
-                partial(from_gradient, gradient),
-                cast=partial(autocast, "no", setting.device),  # the weights are narrow themselves
-                compiled=compiled,
-            ),
-            method,
-            backend,
-            compiled=compiled,
-        )
+    makers: list[Maker] = [
+        (name, method, backend, partial(LlamaBlock, setting, rotation))
         for name, method, backend, rotation in rotations
-        for compiled in setting.modes
     ]
+    backward = partial(from_gradient, torch.randn_like(x))
+    candidates = candidates_of(setting, makers, inputs, backward, cast=_no_cast(setting))
     title = f"A Llama-shaped block ({shape.tokens} tokens, width {width}, {setting.dtype_name})"
     baselines = (Baseline("none", NONE), Baseline("Hugging Face", HUGGING_FACE))
     return Part("llama", title, NONE, candidates, baselines)
@@ -136,28 +122,22 @@ def llama_model(setting: Setting) -> Part:
             stir(swap(model, method, block_size=8))
         return Causal(fold(model) if folded else model)
 
-    makers: list[tuple[str, str, str, Callable[[], nn.Module]]] = [
+    makers: list[Maker] = [
         (STOCK, "rope", "", made),
         *((m, m, "auto", partial(made, m)) for m in ("comrope-ld", "comrope-torus")),
         ("comrope-ld, folded", "comrope-ld", "auto", partial(made, "comrope-ld", folded=True)),
     ]
-    cast = partial(autocast, "no", setting.device)
-    candidates = [
-        Candidate(
-            name,
-            partial(subject_of, setting, make, inputs, backward, cast=cast, compiled=compiled),
-            method,
-            backend,
-            compiled=compiled,
-        )
-        for name, method, backend, make in makers
-        for compiled in setting.modes
-    ]
+    candidates = candidates_of(setting, makers, inputs, backward, cast=_no_cast(setting))
     title = (
         f"A Llama of {sizes['num_hidden_layers']} layers ({sizes['tokens']} tokens, width "
         f"{sizes['hidden_size']}, {setting.dtype_name})"
     )
     return Part("language", title, STOCK, candidates, (Baseline("stock", STOCK),))
+
+
+def _no_cast(setting: Setting) -> Cast:
+    """The weights are narrow themselves."""
+    return partial(autocast, "no", setting.device)
 
 
 def _next_tokens(targets: Tensor, logits: Tensor) -> None:

@@ -5,7 +5,7 @@ Shapes: B batch, T tokens, C width, N axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 from typing import cast as cast_type
@@ -47,7 +47,7 @@ from comrope.methods import METHODS
 from comrope.models import ViT, create_model
 from comrope.models.attention import Attention
 
-__all__ = ["NONE", "attention", "from_gradient", "subject_of", "vit"]
+__all__ = ["NONE", "Maker", "attention", "candidates_of", "from_gradient", "vit"]
 
 NONE, APE = "none", "APE"
 TIMM = "timm APE, whole model"
@@ -93,24 +93,7 @@ def attention(setting: Setting) -> Part:
         *((name, colour_of(name), "", partial(rival, make)) for name, make in RIVALS.items()),
         *((name_of(m, b), m, b, partial(turned, m, b)) for m, b in OWN),
     ]
-    candidates = [
-        Candidate(
-            name,
-            partial(
-                subject_of,
-                setting,
-                make,
-                inputs,
-                backward,
-                compiled=compiled,
-            ),
-            method,
-            backend,
-            compiled=compiled,
-        )
-        for name, method, backend, make in makers
-        for compiled in _modes(setting, backend)
-    ]
+    candidates = candidates_of(setting, makers, inputs, backward)
     title = (
         f"One attention layer (batch {setting.batch}, {shape.tokens} tokens, width {width}, "
         f"{setting.dtype_name})"
@@ -124,21 +107,22 @@ def vit(setting: Setting) -> Part:
     images = torch.randn(setting.batch, 3, *pixels, device=setting.device)
     targets = torch.randint(CLASSES, (setting.batch,), device=setting.device)
     backward = partial(cross_entropy_backward, targets)
-    noisy = token_positions(setting, per_sample=True)
-    candidates = []
-    for name, method, backend, make in _vits(setting):
-        per_sample = name.endswith("per sample")
-        kind, inputs = ("per sample", (images, noisy)) if per_sample else ("shared", (images,))
-        for compiled in _modes(setting, backend):
-            build = partial(subject_of, setting, make, inputs, backward, compiled=compiled)
-            candidates.append(Candidate(name, build, method, backend, kind, compiled))
+    makers = _vits(setting)
+    candidates = candidates_of(setting, makers, (images,), backward)
+    noisy = candidates_of(
+        setting,
+        [(f"{n}, per sample", m, b, make) for n, m, b, make in makers if n == "comrope-ld"],
+        (images, token_positions(setting, per_sample=True)),
+        backward,
+        positions="per sample",
+    )
     size = "x".join(map(str, pixels))
     title = (
         f"ViT-{setting.size}/16, {setting.depth} layers ({size} px, batch {setting.batch}, "
         f"{setting.dtype_name})"
     )
     baselines = (*_baselines(), Baseline("timm APE", TIMM, only="timm"))
-    return Part("vit", title, NONE, candidates, baselines)
+    return Part("vit", title, NONE, [*candidates, *noisy], baselines)
 
 
 def _vits(setting: Setting) -> list[Maker]:
@@ -170,30 +154,48 @@ def _vits(setting: Setting) -> list[Maker]:
         (APE, "ape", "", partial(own, "ape")),
         (PLAIN, "rope", "", plain),
         *((name_of(m, b), m, b, partial(own, m, b)) for m, b in OWN),
-        (
-            name_of("comrope-ld", "auto", "per sample"),
-            "comrope-ld",
-            "auto",
-            partial(own, "comrope-ld", "auto"),
-        ),
         (TIMM, "ape", "", partial(timm, "")),
         ("timm axial RoPE, whole model", "rope", "", partial(timm, "rope_")),
         ("timm RoPE-Mixed, whole model", "rope-mixed", "", partial(timm, "rope_mixed_")),
     ]
 
 
-def subject_of(
+def candidates_of(
+    setting: Setting,
+    makers: Iterable[Maker],
+    inputs: Sequence[Tensor],
+    backward: Callable[[Tensor], None],
+    *,
+    cast: Cast | None = None,
+    positions: str = "shared",
+) -> list[Candidate]:
+    """A row for each, eager and compiled; by default under autocast to the dtype that is timed."""
+    given = {"cast": cast or partial(autocast, PRECISION[setting.dtype], setting.device)}
+    return [
+        Candidate(
+            name,
+            partial(_subject, setting, make, inputs, backward, **given, compiled=compiled),
+            method,
+            backend,
+            positions,
+            compiled,
+        )
+        for name, method, backend, make in makers
+        for compiled in _modes(setting, backend)
+    ]
+
+
+def _subject(
     setting: Setting,
     make: Callable[[], nn.Module],
     inputs: Sequence[Tensor],
     backward: Callable[[Tensor], None],
     *,
     compiled: bool,
-    cast: Cast | None = None,
+    cast: Cast,
 ) -> Subject:
     torch.manual_seed(0)
     module = make().to(setting.device)
-    cast = cast or partial(autocast, PRECISION[setting.dtype], setting.device)
     ran = next((used_backend(rope, setting) for rope in rotary_modules(module).values()), "")
     if compiled and hasattr(module, "blocks"):  # a ViT, ours or timm's, for its own sizes alone
         compile_blocks(module, dynamic=False)
