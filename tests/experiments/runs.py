@@ -27,6 +27,15 @@ def tiny(**overrides) -> Config:
     return load_recipe("digits").with_overrides({**TINY, **named})
 
 
+def finetuned(start: Path | str, method: str = "comrope-ld", **options) -> Config:
+    """A method on top of the absolute positions of ``start``, from zero where it can."""
+    fields = {"model__position": method, "model__ape": True, "model__init": "zeros"}
+    if method in ("ape", "rope"):
+        fields |= {"model__init": "normal", "model__ape": method == "rope"}
+    options = {"train__perturbation": 0.0, "train__epochs": 1, **fields, **options}
+    return tiny(train__start_from=str(start), **options)
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 

@@ -1,8 +1,7 @@
-"""Fine-tuning: where a run starts, what it keeps of that, and the study made of such runs."""
+"""Fine-tuning: where a run starts, and what it keeps of that."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -15,44 +14,24 @@ import torch
 
 import comrope
 from comrope.analysis import rotary_modules
-from comrope.experiments import runner
 from comrope.experiments.config import differences, load_recipe
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, load_run
 from comrope.experiments.inspection import angles_moved, inspect_run
 from comrope.experiments.logs import read_log
-from comrope.experiments.plan import make_plan
-from comrope.experiments.reproduce import reproduce
-from comrope.experiments.runner import Task, run_all
 from comrope.experiments.start import begin_with
-from comrope.experiments.studies import PRESETS, STUDIES, run_name
+from comrope.experiments.studies import run_name
 from comrope.experiments.train import train
-from experiments.runs import in_process, same, tiny, weights
+from experiments.runs import finetuned, in_process, same, tiny, weights
 from experiments.test_resume import stop_after
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LEARNED = [method for method in comrope.METHODS if method != "rope"]
 # At a rotation by zero the others multiply what is zero: they move once these have.
 MOVED_FIRST = {
     "rope-mixed": {"frequencies"}, "liere": {"P"}, "comrope-ap": {"P"}, "comrope-ld": {"P"},
     "comrope-torus": {"frequencies"},
 }  # fmt: skip
-
-
-def finetuned(start: Path | str, method: str = "comrope-ld", **options):
-    fields = {"model__position": method, "model__ape": True, "model__init": "zeros"}
-    if method in ("ape", "rope"):
-        fields |= {"model__init": "normal", "model__ape": method == "rope"}
-    options = {"train__perturbation": 0.0, "train__epochs": 1, **fields, **options}
-    return tiny(train__start_from=str(start), **options)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Models this small are slower on several, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -245,89 +224,3 @@ def test_what_is_missing_besides_angles_is_an_error(pretrained, tmp_path):
     smaller = finetuned(tmp_path / "rotary", model__ape=False, model__block_size=4)
     with pytest.raises(UserError, match=r"does not fit: blocks.0.attn.rope.method.P has shape"):
         train(smaller, tmp_path / "run", progress=False)
-
-
-def test_the_rows_of_the_study():
-    fields = ("train.epochs=2", "optim.lr=1e-4", "model.name=vit_nano_patch4_12", "data.workers=1",
-              "pretrain.train.epochs=3")  # fmt: skip
-    plan = make_plan(STUDIES["finetune"], PRESETS["demo"], Path("runs"), overrides=fields)
-    before, *after = plan.rows
-    for seed, config in enumerate(plan.rows[before]):
-        assert (config.model.position, config.train.epochs) == ("ape", 3)
-        assert config.optim == load_recipe("digits").optim
-        assert (config.model.name, config.data.workers) == ("vit_nano_patch4_12", 1)
-        for cell in after:
-            row = plan.rows[cell][seed]
-            assert row.train.start_from == str(Path("runs") / run_name(config))
-            assert (row.train.seed, row.train.epochs, row.optim.lr) == (seed, 2, 1e-4)
-            assert row.model.ape == (cell.method != "ape")
-            assert row.model.init == ("normal" if cell.method in ("ape", "rope") else "zeros")
-    assert [cell.method for cell in after] == list(PRESETS["demo"].methods)
-    with pytest.raises(UserError, match=r"model.init: is what the rows of this study differ in"):
-        make_plan(STUDIES["finetune"], PRESETS["demo"], Path(), overrides=["model.init=rope"])
-    with pytest.raises(UserError, match=r"pretrain.train.epochs: no such field"):
-        make_plan(STUDIES["offset"], PRESETS["demo"], Path(), overrides=fields[-1:])
-
-
-def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
-    ran = []
-    monkeypatch.setattr(runner, "train", lambda config, folder, progress: ran.append(folder.name))
-    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)])
-    starts = {"c": "b", "b": "a", "d": "elsewhere", "a": None}
-    tasks = [
-        Task(tiny(train__start_from=start and str(tmp_path / start)), tmp_path / name)
-        for name, start in starts.items()
-    ]
-    run_all(tasks, device="cpu", progress=False)
-    assert ran == ["d", "a", "b", "c"]
-    circle = [Task(tiny(train__start_from=str(tmp_path / "a")), tmp_path / "a")]
-    with pytest.raises(UserError, match="start from each other"):
-        run_all(circle, device="cpu", progress=False)
-
-
-def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)] * 2)
-    first = tiny(model__position="ape", train__epochs=1, train__perturbation=0.0)
-    configs = {
-        "from-good": finetuned(tmp_path / "good"),
-        "from-bad": finetuned(tmp_path / "bad"),
-        "good": first,
-        "bad": finetuned(tmp_path / "nowhere"),
-    }
-    tasks = [Task(config, tmp_path / name) for name, config in configs.items()]
-    with pytest.raises(UserError) as caught:
-        run_all(tasks, device="cpu", progress=False)
-    assert str(caught.value).splitlines() == [
-        f"bad: train.start_from: {tmp_path}/nowhere holds no run (no config.yaml)",
-        f"from-bad: train.start_from: {tmp_path}/bad holds no run (no config.yaml)",
-    ]
-    assert (tmp_path / "from-good" / "result.json").exists()
-
-
-def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeypatch):
-    """In this process; the processes of a study are tested elsewhere."""
-    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)])
-    settings = {
-        "out": tmp_path,
-        "seeds": 2,
-        "overrides": ("model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=120",
-                      "evaluate.resolutions=12,24", "pretrain.train.epochs=1"),
-        "progress": False,
-    }  # fmt: skip
-    reproduce("finetune", methods=["ape"], **settings)
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("runs/*/*") if p.is_file()}
-    results = reproduce("finetune", methods=["ape", "rope", "comrope-ld"], **settings)
-    assert {p: p.stat().st_mtime_ns for p in before} == before
-    rows = [(cell["method"], cell["finetuned"]) for cell in results["cells"]]
-    assert rows == [("ape", False), ("ape", True), ("rope", True), ("comrope-ld", True)]
-    assert all(len(cell["top1"]["12"]["values"]) == 2 for cell in results["cells"])
-    (folder,) = tmp_path.glob("finetune-ape-rope-comrope-ld-*")
-    table = (folder / "table.md").read_text()
-    assert "another model and data set, ImageNet-1K, a ViT pre-trained in CLIP" in table
-    assert "| ComRoPE-LD | zero |" in table
-    assert "80.17" in table  # the paper's
-    ours, theirs = (cell["top1"]["12"]["values"] for cell in results["cells"][3:0:-2])
-    gain = sum(a - b for a, b in zip(ours, theirs, strict=True)) / 2
-    assert f"| {gain:.2f} ± " in table
-    assert (folder / "figure.png").stat().st_size > 20_000
-    assert json.loads((folder / "results.json").read_text())["pretraining"]["train"]["epochs"] == 1
