@@ -42,6 +42,16 @@ def test_in_and_out_again(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_notices_how_it_is_turned(family):
+    """So that outputs which stay the same mean something."""
+    model = build(family)
+    before = seen(model)
+    other = "normal" if family in ABSOLUTE else "zeros"
+    comrope.swap(model, method_for(family), init=other, block_size=4)
+    assert relative_error(seen(model), before) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_angles_are_learned(family):
     model = comrope.swap(build(family), method_for(family), block_size=4)
     start, before = angles(model), seen(model)

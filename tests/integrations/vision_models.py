@@ -97,6 +97,7 @@ MIXED: dict[str, Callable[[], nn.Module]] = {
     "timm naflex, mixed": lambda: naflex(rope_type="mixed"),
 }
 FAMILIES = ABSOLUTE | ROTARY | MIXED
+PROJECTIONS = ("qkv", "q_proj", "k_proj", "query", "key")
 
 
 def build(family: str) -> nn.Module:
@@ -104,10 +105,14 @@ def build(family: str) -> nn.Module:
     if family == "timm grouped" and "num_kv_heads" not in str(inspect.signature(eva_class())):
         pytest.skip("this timm has no grouped queries")
     model = FAMILIES[family]().eval()
-    with torch.no_grad():  # not all start with positions and heads that matter
+    with torch.no_grad():  # not all start with positions, scores and heads that matter
         for name, parameter in model.named_parameters():
             if parameter.abs().max() == 0 or "pos_embed" in name:
                 parameter.normal_(std=0.2)
+            elif name.endswith("head.weight"):
+                parameter.normal_(std=0.3)
+            elif any(word in name for word in PROJECTIONS) and name.endswith("weight"):
+                parameter.mul_(20)
     return model
 
 

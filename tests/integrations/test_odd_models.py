@@ -1,0 +1,74 @@
+"""Models and calls that are out of the ordinary: turned rightly, or refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import relative_error
+from vision_models import build, clip, eva, images, seen
+
+import comrope
+
+
+def test_text_positions_stay_under_any_name():
+    """Wrapped by PEFT, all names have a prefix."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["q_proj"])
+    model = comrope.swap(peft.get_peft_model(clip(), lora), ape="drop")
+    positions = {n: p for n, p in model.named_parameters() if "position_embedding" in n}
+    assert {bool(p.any()) for n, p in positions.items() if "text_model" in n} == {True}
+    assert {bool(p.any()) for n, p in positions.items() if "vision_model" in n} == {False}
+
+
+def test_noise_where_images_differ_in_size_is_refused():
+    model = comrope.swap(build("timm naflex"), perturbation=1.0)
+    batch = {
+        "patches": torch.randn(1, 4, 192),
+        "patch_coord": torch.cartesian_prod(torch.arange(2), torch.arange(2))[None],
+        "patch_valid": torch.ones(1, 4, dtype=torch.bool),
+    }
+    seen(model, batch)
+    with pytest.raises(ValueError, match="perturbation: expected 0 where images of a batch differ"):
+        model.train()(batch)
+
+
+def test_a_base_changes_frequencies_and_not_what_positions_are():
+    model = build("timm eva")
+    before = seen(model)
+    same = comrope.swap(copy.deepcopy(model), base=10000.0, block_size=4)
+    assert relative_error(seen(same), before) < 1e-5
+    other = comrope.swap(model, base=10.0, block_size=4)
+    assert relative_error(seen(other), before) > 1e-5
+
+
+def test_a_rotary_embedding_that_its_layers_do_not_follow():
+    model = eva(attn_type="rope", rope_type="dinov3", rope_rotate_half=False)
+    with pytest.raises(ValueError, match="differ in rotate_half"):
+        comrope.swap(model)
+
+
+def test_another_order_of_channels_is_not_given_back_to_timm():
+    model = comrope.swap(build("timm mixed"), "rope-mixed", channel_order="half", block_size=4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    before = seen(model)
+    assert relative_error(seen(comrope.fold(model)), before) < 1e-4
+
+
+def test_what_was_frozen_stays_frozen():
+    model = comrope.swap(build("timm vit"), "comrope-ld").requires_grad_(False)
+    comrope.fold(model)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_copy_after_a_forward_pass_that_failed():
+    model = comrope.swap(build("timm vit"), "comrope-ld", init="normal")
+    expected = seen(model)
+    handle = model.blocks[0].attn.k_norm.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(images())
+    handle.remove()
+    assert torch.equal(seen(copy.deepcopy(model)), expected)
