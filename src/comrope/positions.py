@@ -46,7 +46,7 @@ def relative(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
     """Relative scaling (Sec. 3.4): raw coordinates (..., N) on a canvas of this size, x_i / X_i."""
     coordinates = _floating("coordinates", coordinates)
     sizes = checks.per_axis("canvas", canvas, coordinates.shape[-1], positive=True)
-    return coordinates / _like(sizes, coordinates)
+    return coordinates / numbers_like(sizes, coordinates)
 
 
 def with_class_token(
@@ -59,7 +59,7 @@ def with_class_token(
     an offset moves the image away from.) For ``grid(..., scale=s)`` the centre is s / 2.
     """
     positions = _floating("positions", positions)
-    place = _like(checks.per_axis("center", center, positions.shape[-1]), positions)
+    place = numbers_like(checks.per_axis("center", center, positions.shape[-1]), positions)
     place = place.expand(*positions.shape[:-2], checks.integer("count", count, 0), -1)
     return torch.cat((place, positions), dim=-2)
 
@@ -88,7 +88,7 @@ def perturb(
     for axis in chosen:
         if axis not in range(num_axes):
             raise ValueError(f"axes: expected numbers from 0 to {num_axes - 1}, got {axis!r}")
-    reach = _like([size if i in chosen else 0.0 for i, size in enumerate(patch)], positions)
+    reach = numbers_like([size if i in chosen else 0.0 for i, size in enumerate(patch)], positions)
     positions = _per_sample(positions, batch_size)
     noise = _randn(positions.shape, positions, generator) * (intensity * reach)
     return positions + noise.clamp(-0.5 * reach, 0.5 * reach)
@@ -154,8 +154,9 @@ def _per_sample(positions: Tensor, batch_size: int | None) -> Tensor:
     return positions.expand(batch_size, -1, -1)
 
 
-def _like(values: Sequence[float], positions: Tensor) -> Tensor:
-    return torch.tensor(values, device=positions.device, dtype=positions.dtype)
+def numbers_like(values: Sequence[float], positions: Tensor) -> Tensor:
+    """(N,), filled where the positions are: numbers sent to a GPU make it wait for the CPU."""
+    return torch.stack([positions.new_full((), value) for value in values])
 
 
 def _randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -185,4 +185,6 @@ class Places:
 
 
 def _like(size: Any, index: Tensor) -> Tensor:
-    return torch.as_tensor(size, device=index.device).to(index.dtype)
+    if isinstance(size, Tensor):
+        return size.to(index)
+    return coordinates.numbers_like(size, index)

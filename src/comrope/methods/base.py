@@ -243,10 +243,11 @@ def rope_frequencies(
         exponents = torch.arange(planes, device=device, dtype=torch.float64) / max(planes, 1)
         one_axis = base**-exponents
     else:
-        one_axis = torch.tensor(given, device=device, dtype=torch.float64)
+        # Nothing here may wait for a GPU: a forward pass of vanilla RoPE begins with it.
+        one_axis = torch.tensor(given, dtype=torch.float64).to(device, non_blocking=True)
     one_axis = one_axis.view(num_blocks // num_axes, block_size // 2)
-    frequencies = one_axis.new_zeros(num_axes, num_blocks, block_size // 2)
-    mine = axis_of_block(num_axes, num_blocks, axis_order, device).bool()
-    for axis in range(num_axes):
-        frequencies[axis, mine[axis]] = one_axis * position_scale[axis]
-    return frequencies
+    beside = 1 if axis_order == "alternating" else 0  # where the other axes stand
+    every = torch.stack([one_axis] * num_axes, beside).flatten(0, 1)
+    mine = axis_of_block(num_axes, num_blocks, axis_order, device)
+    each = zip(mine[..., None], position_scale, strict=True)
+    return torch.stack([own * every * scale for own, scale in each])

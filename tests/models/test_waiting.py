@@ -1,0 +1,61 @@
+"""A GPU works while the CPU goes ahead: nothing in a forward pass may be sent to it from there.
+
+Seen without a GPU, with tensors that have a device and no memory; tests/test_gpu.py sees it there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import comrope
+from comrope.models import POSITIONS, create_model
+
+
+class Crossings(TorchDispatchMode):
+    """Notes what goes from one device to another. (What a CPU must ask a GPU for, such as how much
+    a mask lets through, is an error with such tensors anyway.)"""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+        if len({x.device.type for x in tensors}) > 1:
+            self.seen.append(str(func))
+        return out
+
+
+def crossings(forward):
+    with Crossings() as crossed:
+        forward()
+    return crossed.seen
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_nothing_is_sent_to_the_gpu_in_a_forward_pass(position):
+    rotates = position not in ("none", "ape")
+    backend = {"backend": "reference" if position == "liere" else "spectral"} if rotates else {}
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model = create_model("vit_nano_patch2_12", position=position, **backend)
+            images = torch.empty(2, 3, 12, 12)
+
+        def forward():
+            places = comrope.perturb(comrope.grid((6, 6), device="cuda"), 0.1, 1.0, batch_size=2)
+            return model(images), model(images, places)
+
+        assert crossings(forward) == []
+
+
+def test_what_is_sent_is_seen():
+    with FakeTensorMode():
+        there = torch.empty(3, device="cuda")
+        assert crossings(lambda: there + torch.tensor([1.0, 2.0, 3.0], device="cuda"))
+        with pytest.raises(RuntimeError, match="nonzero"):
+            crossings(lambda: there[there > 0])
