@@ -2,6 +2,7 @@
 
     python benchmarks/tune.py                  # ViT-B at batch 128, bfloat16
     python benchmarks/tune.py --shape llama
+    python benchmarks/tune.py --apart          # q and k in tensors of their own, without v
 
 Every cut is checked against the spectral path first, and one that disagrees shows no speed. Times
 are medians of the device alone; the share is that of the copy bandwidth measured in the same run,
@@ -35,7 +36,7 @@ METHODS = ("rope-mixed", "comrope-torus", "comrope-ld")
 
 
 class Cut(NamedTuple):
-    """Channels of a tile and columns of it; with blocks in registers, items in place of both."""
+    """Channels of a tile and columns of it; with blocks in registers, a thread for each instead."""
 
     tile: int
     warps: int
@@ -48,25 +49,29 @@ class Cut(NamedTuple):
         for way in ("there", "back"):
             launch.COLUMNS[way] = launch.BASIS_COLUMNS[way] = self.columns
             launch.TILE[way] = launch.BASIS_TILE[way] = self.tile
-            launch.PROGRAMS[way], launch.ITEM_STAGES[way] = self.programs, self.stages
-        launch.WARPS = launch.ITEM_WARPS = self.warps
-        launch.ITEMS = self.tile
+            launch.PROGRAMS[way] = launch.ITEM_PROGRAMS[way] = self.programs
+            launch.ITEM_STAGES[way], launch.ITEM_WARPS[way] = self.stages, self.warps
+        launch.WARPS = self.warps
 
 
 TILES = [Cut(*cut) for cut in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))]
-ITEMS = [Cut(32 * warps, warps) for warps in (1, 2)]
+ITEMS = [Cut(32 * warps, warps) for warps in (1, 2, 4)]
 
 
 def variations(best: Cut) -> list[Cut]:
-    both = itertools.product((8, 12, 16), (3, 4, 6))
+    both = itertools.product((6, 8, 12, 16, 24), (2, 3, 4))
     return [best._replace(programs=n, stages=stages) for n, stages in both]
 
 
 class Layer:
-    """The packed rotation of one attention layer, and its way back with all gradients."""
+    """The rotation of one attention layer, and its way back with all gradients.
 
-    def __init__(self, method: str, shape: dict[str, int], block_size: int) -> None:
+    With v in a packed tensor, or ``apart``.
+    """
+
+    def __init__(self, method: str, shape: dict[str, int], block_size: int, apart: bool) -> None:
         torch.manual_seed(0)
+        self.apart = apart
         self.rope = comrope.RotaryEmbedding(
             method, num_heads=shape["heads"], head_dim=shape["dim"], num_axes=shape["axes"],
             block_size=block_size, device=DEVICE,
@@ -80,15 +85,20 @@ class Layer:
                 self.positions, self._angles()
             )
         self.turning = Turning(positions, frequencies, basis, size, 0, False)
-        self.given = Heads(*unpack(self.qkv, shape["heads"]))
+        self.given = self._heads(self.qkv)
         self.out = Heads(*(launch.empty_like_order(x) for x in self.given if x is not None))
         self.rotated = Heads(*(torch.empty_like(x) for x in self.out if x is not None))
         self.grads = Heads(*(torch.randn_like(x) for x in self.out if x is not None))
         self.packed = torch.empty_like(self.qkv)
-        self.back = Heads(*unpack(self.packed, shape["heads"]))
+        self.back = self._heads(self.packed)
         # Forward: everything once in and once out. Backward: also the rotated q and k in.
-        turned = (shape["group"] + 1) / (shape["group"] + 2)
-        self.bytes = {"forward": 2 * self.qkv.nbytes, "backward": (2 + turned) * self.qkv.nbytes}
+        turned = sum(x.nbytes for x in self.given[:2])
+        every = turned if apart else self.qkv.nbytes
+        self.bytes = {"forward": 2 * every, "backward": 2 * every + turned}
+
+    def _heads(self, packed: Tensor) -> Heads:
+        q, k, v = unpack(packed, self.rope.method.num_heads)
+        return Heads(q, k, None if self.apart else v)
 
     def forward(self) -> list[Tensor]:
         launch.turn(self.given, self.turning, self.out)
@@ -99,7 +109,8 @@ class Layer:
             self.rotated, self.grads, self.turning, self.back,
             direction=self.direction, planes=self.planes, wants_angles=True, wants_positions=False,
         )  # fmt: skip
-        return [self.packed, of_planes, self._seen(of_matrix)]
+        before = [x for x in self.back if x is not None]
+        return [*before, of_planes, self._seen(of_matrix)]
 
     def expected(self) -> dict[str, list[Tensor]]:
         """By the spectral path, of the same tensors."""
@@ -111,14 +122,17 @@ class Layer:
         )
         if isinstance(angles, Torus) and angles.basis is not None:
             parts.append(angles.basis)
-        out = self.rope.packed(qkv, self.positions, angles=angles)
-        for mine, found in zip(self.rotated, out, strict=True):
+        out = list(self.rope.packed(qkv, self.positions, angles=angles))[: 2 if self.apart else 3]
+        for mine, found in zip(self.rotated, out, strict=False):
             if mine is not None:
                 mine.copy_(found.detach())
-        grads = torch.autograd.grad(out, [qkv, *parts], self.grads)
+        of_qkv, *grads = torch.autograd.grad(
+            out, [qkv, *parts], [x for x in self.grads if x is not None]
+        )
         if len(parts) > 1:
-            grads = (*grads[:2], self._seen(grads[2]))
-        return {"forward": list(out), "backward": list(grads)}
+            grads = [grads[0], self._seen(grads[1])]
+        before = [x for x in self._heads(of_qkv) if x is not None]
+        return {"forward": out, "backward": [*before, *grads]}
 
     def poison(self) -> None:
         """What is to be written holds no number yet."""
@@ -185,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--shape", choices=SHAPES, default="vit")
     parser.add_argument("--block-size", type=int, default=8)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     args = parser.parse_args()
     source = torch.empty(2**28, device=DEVICE, dtype=torch.bfloat16)
@@ -192,7 +207,8 @@ def main() -> None:
     copy = 2 * source.nbytes / milliseconds(lambda: target.copy_(source))
     print(f"{torch.cuda.get_device_name()}: copying {copy / 1e9:.2f} TB/s")
     for method in args.methods:
-        tune(Layer(method, SHAPES[args.shape], args.block_size), method, copy)
+        layer = Layer(method, SHAPES[args.shape], args.block_size, args.apart)
+        tune(layer, method, copy)
 
 
 if __name__ == "__main__":

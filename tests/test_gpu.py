@@ -127,8 +127,7 @@ def test_a_graph_is_timed_without_the_launches():
         for _ in range(3000):  # more than a queue holds
             x.add_(1)
 
-    pool = torch.cuda.graph_pool_handle()
-    graph = timing.make_ready(call, x.device, rounds=3, pool=pool)
+    graph = timing.make_ready(call, x.device, rounds=3, recorder=timing.Recorder())
     plain = timing.make_ready(call, x.device, rounds=3)
     found = timing.time_in_turns({"graph": graph, "plain": plain}, x.device)
     assert (found["graph"].graph, found["plain"].graph) == (True, False)
@@ -167,3 +166,20 @@ def test_built_on_the_gpu(method):
     assert rope(q, q, positions)[0].is_cuda
     assert rope.angle_matrices().is_cuda
     assert rope.rotation_matrices(positions).is_cuda
+
+
+@pytest.mark.parametrize("position", ["none", "ape", "rope", "comrope-ld", "liere"])
+def test_a_network_never_waits_for_the_gpu(position):
+    model = comrope.models.create_model("vit_tiny_patch16_224", position=position, depth=2).cuda()
+    images = torch.randn(2, 3, 64, 64, device="cuda")
+
+    def step():
+        places = comrope.perturb(comrope.grid((4, 4), device="cuda"), 0.25, 1.0, batch_size=2)
+        (model(images, places).square().sum() + model(images).square().sum()).backward()
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "Cast",
+    "Recorder",
     "Times",
     "Work",
     "allocated",
@@ -69,6 +70,25 @@ class Work:
     host: float | None = None  # seconds of the CPU a call, where ``run`` cannot tell
 
 
+class Recorder:
+    """Makes CUDA graphs that are replayed one at a time: they share their memory, which takes one
+    stream for all. Nothing of their results may be used afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+    def record(self, run: Call) -> Call:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            run()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            run()
+        return graph.replay
+
+
 def seconds(device: torch.device, call: Call) -> float:
     """The time of one call on the wall, from an idle device to an idle device."""
     _synchronize(device)
@@ -110,24 +130,23 @@ def make_ready(
     rounds: int,
     warm_up: int = 2,
     queued: bool = False,
-    pool: Any = None,
+    recorder: Recorder | None = None,
 ) -> Work:
     """Warm it up, see how long it takes, and decide how often it is called.
 
     ``queued`` times a GPU alone, not the CPU that launches, with its queue filled ahead. A
-    ``pool`` (``torch.cuda.graph_pool_handle``) does so for any number of launches: the calls are
-    captured as a CUDA graph, with memory of that pool, and replayed.
+    ``recorder`` does so for any number of launches: the calls are replayed as a CUDA graph.
     """
     for _ in range(warm_up):
         call()
     took, host = sample(device, call)
-    ahead = 1.5 * host + 1e-3 if queued or pool else 0.0
+    ahead = 1.5 * host + 1e-3 if queued or recorder else 0.0
     if ahead:
         took, host = sample(device, call, ahead)
     repeats = max(1, min(MOST, int(AIM / max(took, 1e-9))))
-    if pool is not None:
+    if recorder is not None:
         fitting = int(LONGEST / (took * repeats))
-        run = _captured(_repeated(call, repeats), pool)
+        run = recorder.record(_repeated(call, repeats))
         return Work(run, repeats, min(rounds, max(FEWEST, fitting)), host=host)
     ahead *= repeats
     fitting = int(LONGEST / (ahead + max(took, host) * repeats))
@@ -158,19 +177,6 @@ def _repeated(call: Call, repeats: int) -> Call:
             call()
 
     return run
-
-
-def _captured(run: Call, pool: Any) -> Call:
-    """What is called on the GPU, as a graph. Nothing of its results may be used afterwards."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        run()
-    return graph.replay
 
 
 def allocated(device: torch.device) -> int | None:

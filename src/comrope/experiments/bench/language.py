@@ -116,8 +116,9 @@ def llama_model(setting: Setting) -> Part:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config: dict[str, Any] = {key: size for key, size in sizes.items() if key != "tokens"}
-        model: Any = LlamaForCausalLM(LlamaConfig(**config))
-        model.to(device=setting.device, dtype=setting.dtype)
+        with setting.device:  # a billion random numbers take a CPU long
+            model: Any = LlamaForCausalLM(LlamaConfig(**config))
+        model.to(dtype=setting.dtype)
         if method:
             stir(swap(model, method, block_size=8))
         return Causal(fold(model) if folded else model)

@@ -86,7 +86,8 @@ def write(results: dict[str, Any], folder: Path) -> None:
 def _csv(results: dict[str, Any]) -> str:
     """One line a measurement, each with the machine that it belongs to."""
     rows, about = results["rows"], results["machine"]
-    labels = sorted({label for row in rows for m in row["measures"].values() for label in m["of"]})
+    ratios = [measure["of"] for row in rows for measure in row["measures"].values()]
+    labels = sorted({label for some in (*ratios, *(r["peak_of"] for r in rows)) for label in some})
     shown = ["suite", "part", "name", "method", "backend", "ran", "positions", "compiled"]
     shown += ["status", "reason", "error", "limit"]
     timed = ["ms", "low", "high", "host_ms", "graph", "rounds", "of_copy"]
@@ -97,12 +98,11 @@ def _csv(results: dict[str, Any]) -> str:
     for row in rows:
         common = {key: row.get(key) for key in shown} | {key: about[key] for key in where}
         for name, measure in row["measures"].items():
-            ratios = {f"of {label}": ratio for label, ratio in measure["of"].items()}
             times = {key: measure.get(key) for key in timed}
-            lines.append({**common, "measure": name, **times, **ratios})
+            lines.append({**common, "measure": name, **times, **_labelled(measure["of"])})
         if row["peak_mib"] is not None:
-            ratios = {f"of {label}": ratio for label, ratio in row["peak_of"].items()}
-            lines.append({**common, "measure": "peak", "peak_mib": row["peak_mib"], **ratios})
+            peak = {"measure": "peak", "peak_mib": row["peak_mib"]}
+            lines.append({**common, **peak, **_labelled(row["peak_of"])})
         if not row["measures"]:
             lines.append(common)
     text = io.StringIO()
@@ -110,6 +110,10 @@ def _csv(results: dict[str, Any]) -> str:
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def _labelled(ratios: dict[str, float]) -> dict[str, float]:
+    return {f"of {label}": ratio for label, ratio in ratios.items()}
 
 
 def print_tables(rows: Sequence[Row], console: Console | None = None) -> None:

@@ -22,6 +22,7 @@ import torch
 from comrope.experiments.bench.parity import Verdict
 from comrope.experiments.bench.setting import Setting
 from comrope.experiments.timing import (
+    Recorder,
     Times,
     Work,
     allocated,
@@ -116,8 +117,7 @@ class _Runner:
     ) -> None:
         self.part, self.setting, self.rows, self.advance = part, setting, rows, advance
         self.eager_yardstick: Subject | None = None
-        on_gpu = setting.device.type == "cuda"
-        self.pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.recorder = Recorder() if setting.device.type == "cuda" else None
 
     def time_eager(self) -> None:
         ready: dict[int, Subject] = {}
@@ -190,7 +190,7 @@ class _Runner:
             peak = peak_above(device, before, list(subject.calls.values())[-1])
             how: dict[str, Any] = {"rounds": self.setting.rounds, "queued": True}
             if candidate.backend not in NOT_CAPTURED:
-                how["pool"] = self.pool
+                how["recorder"] = self.recorder
             work = {key: make_ready(call, device, **how) for key, call in subject.calls.items()}
         except Exception as error:  # whatever one candidate does, the others go on
             row.update(_why(candidate, error))

@@ -32,11 +32,11 @@ __all__ = [
 # times columns: without a basis and with one, there and back.
 TILE, COLUMNS = {"there": 1024, "back": 2048}, {"there": 64, "back": 64}
 BASIS_TILE, BASIS_COLUMNS = {"there": 2048, "back": 1024}, {"there": 32, "back": 16}
-WARPS = 4
-# Of blocks in threads: one warp, which has no other to wait for, and tiles fetched ahead.
-ITEMS, ITEM_WARPS, ITEM_STAGES = 32, 1, {"there": 3, "back": 3}
+WARPS, PROGRAMS = 4, {"there": 8, "back": 8}  # programs of every multiprocessor
+# Of blocks in threads: few warps, which have no others to wait for, and tiles fetched ahead.
+ITEM_WARPS, ITEM_STAGES = {"there": 2, "back": 1}, {"there": 3, "back": 3}
+ITEM_PROGRAMS = {"there": 16, "back": 8}
 FINISH_WARPS = 1
-PROGRAMS = {"there": 8, "back": 8}  # for every multiprocessor
 # Of products: TF32 keeps as many bits as float16 inputs and outputs have, and more than bfloat16.
 PRECISIONS = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "bf16"}
 # What sums over tokens are good to then, of the sum of their sizes: roundings are many, and random.
@@ -189,7 +189,7 @@ def _tiles(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any
     count = _blocks_together(blocks, columns // (2 * padded), least)
     most = max(16, min(64, tile // (2 * padded * count)))
     rows = max(16, min(most, _power_of_2(heads.k.shape[0] * heads.k.shape[2])))
-    programs, sizes = _sizes(heads, turning, way, rows, count)
+    programs, sizes = _sizes(heads, turning, PROGRAMS[way], rows, count)
     return programs, sizes | {
         "PADDED": padded,
         "PAIRS": padded * count,
@@ -204,10 +204,11 @@ def _items(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any
     """Programs, and sizes, of blocks.py."""
     blocks = turning.frequencies.shape[2]
     count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
-    rows = max(1, (128 if heads.k.device.type == "cpu" else ITEMS) // count)
-    programs, sizes = _sizes(heads, turning, way, rows, count)
+    warps = ITEM_WARPS[way]
+    rows = max(1, (128 if heads.k.device.type == "cpu" else 32 * warps) // count)
+    programs, sizes = _sizes(heads, turning, ITEM_PROGRAMS[way], rows, count)
     fast = heads.k.dtype != torch.float32 and heads.k.device.type != "cpu"
-    more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES[way], "num_warps": ITEM_WARPS}
+    more = {"BLOCKS": count, "FAST": fast, "STAGES": ITEM_STAGES[way], "num_warps": warps}
     return programs, sizes | more
 
 
@@ -233,13 +234,15 @@ def _blocks_together(blocks: int, most: int, least: int) -> int:
 
 
 def _sizes(
-    heads: Heads, turning: Turning, way: str, rows: int, count: int
+    heads: Heads, turning: Turning, most: int, rows: int, count: int
 ) -> tuple[int, dict[str, Any]]:
-    """Programs, and the arguments that all kernels take, for ``rows`` by ``count`` blocks."""
+    """Programs, ``most`` of them a multiprocessor, and the arguments that all kernels take, for
+    ``rows`` by ``count`` blocks.
+    """
     batch, key_heads, tokens, _ = heads.k.shape
     blocks = turning.frequencies.shape[2]
     units = key_heads * -(-blocks // count)
-    programs = PROGRAMS[way] * _multiprocessors(heads.k.device)
+    programs = most * _multiprocessors(heads.k.device)
     shares = max(1, min(-(-batch * tokens // rows), programs // units))
     return units * shares, {
         "rows": batch * tokens,
