@@ -118,7 +118,7 @@ def llama_model(setting: Setting) -> Part:
         config: dict[str, Any] = {key: size for key, size in sizes.items() if key != "tokens"}
         with setting.device:  # a billion random numbers take a CPU long
             model: Any = LlamaForCausalLM(LlamaConfig(**config))
-        model.to(dtype=setting.dtype)
+        model.to(dtype=setting.dtype).set_attn_implementation(_causal_attention())
         if method:
             stir(swap(model, method, block_size=8))
         return Causal(fold(model) if folded else model)
@@ -134,6 +134,20 @@ def llama_model(setting: Setting) -> Part:
         f"{sizes['hidden_size']}, {setting.dtype_name})"
     )
     return Part("language", title, STOCK, candidates, (Baseline("stock", STOCK),))
+
+
+def _causal_attention() -> str:
+    """Hugging Face's use of torch's attention, always causal. Its own mask asks the GPU whether the
+    sequence is one or several, and while a CUDA graph is recorded supposes that it is several.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface
+
+    name = "always_causal"
+    AttentionInterface.register(name, sdpa_attention_forward)
+    AttentionMaskInterface.register(name, lambda *_, **__: None)
+    return name
 
 
 def _no_cast(setting: Setting) -> Cast:
