@@ -44,7 +44,7 @@ def test_the_rows_of_the_study():
 def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(runner, "train", lambda config, folder, progress: ran.append(folder.name))
-    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)])
+    monkeypatch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)])
     starts = {"c": "b", "b": "a", "d": "elsewhere", "a": None}
     tasks = [
         Task(tiny(train__start_from=start and str(tmp_path / start)), tmp_path / name)
@@ -58,7 +58,7 @@ def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
 
 
 def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)] * 2)
+    monkeypatch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)] * 2)
     first = tiny(model__position="ape", train__epochs=1, train__perturbation=0.0)
     configs = {
         "from-good": finetuned(tmp_path / "good"),
@@ -78,7 +78,7 @@ def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_pat
 
 def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeypatch):
     """In this process; the processes of a study are tested elsewhere."""
-    monkeypatch.setattr(runner, "slots", lambda device: [runner.Slot(None, 1)])
+    monkeypatch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)])
     settings = {
         "out": tmp_path,
         "seeds": 2,
@@ -103,3 +103,11 @@ def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeyp
     assert f"| {gain:.2f} ± " in table
     assert (folder / "figure.png").stat().st_size > 20_000
     assert json.loads((folder / "results.json").read_text())["pretraining"]["train"]["epochs"] == 1
+
+
+def test_several_runs_share_a_gpu(monkeypatch):
+    monkeypatch.setattr(runner.torch.cuda, "device_count", lambda: 2)
+    places = runner.slots("auto", per_gpu=3)
+    assert sorted(slot.gpu for slot in places) == [0, 0, 0, 1, 1, 1]
+    assert {slot.gpu for slot in places[:2]} == {0, 1}  # first one on each
+    assert len(runner.slots("auto")) == 2

@@ -101,6 +101,10 @@ def reproduce_command(
     data: Annotated[str | None, typer.Option(help="Where the preset's data set is.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs a row.")] = None,
     methods: Annotated[str, typer.Option(help="Some methods only, such as ape,liere.")] = "",
+    per_gpu: Annotated[
+        int,
+        typer.Option(min=1, help="Runs at a time on each GPU: small ones leave most of it idle."),
+    ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="By default out/PRESET; runs are shared by the studies.")
     ] = None,
@@ -121,6 +125,7 @@ def reproduce_command(
         seeds=seeds,
         methods=[m for m in methods.split(",") if m],
         overrides=overrides or [],
+        per_gpu=per_gpu,
         progress=not quiet,
     )
 

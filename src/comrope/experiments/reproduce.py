@@ -42,6 +42,7 @@ def reproduce(
     seeds: int | None = None,
     methods: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    per_gpu: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Write ``results.json``, ``table.md`` and ``figure.png`` of a study into ``out / name``.
@@ -60,7 +61,7 @@ def reproduce(
     else:
         _check(plan)
         tasks = [Task(config, runs / run_name(config)) for p in plan.values() for config in p]
-        run_all(tasks, device=base.train.device, progress=progress)
+        run_all(tasks, device=base.train.device, per_gpu=per_gpu, progress=progress)
         results = {"cells": [_gather(name, c, p, out, progress) for c, p in plan.items()]}
     if study.start in plan:
         results["pretraining"] = to_dict(plan[study.start][0])

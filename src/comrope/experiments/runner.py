@@ -1,4 +1,4 @@
-"""Many runs: those that are missing, one on each GPU, or all GPUs for one after the other."""
+"""Many runs: those that are missing, some on each GPU, or all GPUs for one after the other."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ def is_distributed() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def slots(device: str) -> list[Slot]:
+def slots(device: str, per_gpu: int = 1) -> list[Slot]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = cores or 1
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if gpus:
-        return [Slot(gpu, max(1, cores // gpus)) for gpu in range(gpus)]
+        threads = max(1, cores // (gpus * per_gpu))
+        return [Slot(gpu, threads) for _ in range(per_gpu) for gpu in range(gpus)]
     count = min(cores, MOST_ON_CPU)
     return [Slot(None, cores // count) for _ in range(count)]
 
@@ -66,9 +67,9 @@ def relaunch_on_all_gpus(arguments: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, *launch, "-m", "comrope", *arguments])
 
 
-def run_all(tasks: list[Task], *, device: str, progress: bool = True) -> None:
-    """Finish every task, after the one that it starts from; errors of single runs are told when the
-    others are through."""
+def run_all(tasks: list[Task], *, device: str, per_gpu: int = 1, progress: bool = True) -> None:
+    """Finish every task, after the one that it starts from, ``per_gpu`` at a time on each GPU;
+    errors of single runs are told when the others are through."""
     unique = {task.folder: task for task in tasks}.values()
     missing = _in_order([task for task in unique if not is_finished(task.config, task.folder)])
     if not missing:
@@ -76,7 +77,7 @@ def run_all(tasks: list[Task], *, device: str, progress: bool = True) -> None:
     done = len(unique) - len(missing)
     if done:
         say(f"{done} of {len(unique)} runs are there already")
-    places = slots(device)[: len(missing)]
+    places = slots(device, per_gpu)[: len(missing)]
     if is_distributed() or len(places) == 1:
         for task in missing:
             train(task.config, task.folder, progress=progress)
