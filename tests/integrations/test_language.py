@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
 import runpy
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -242,3 +244,16 @@ def test_the_example(tmp_path, monkeypatch, capsys):
     assert float(merged) == pytest.approx(float(folded), abs=2e-4)
     assert float(merged) < float(stock)
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+def test_a_swapped_model_is_gone_when_nobody_keeps_it():
+    model = comrope.swap(build("llama"), "comrope-ld", block_size=4)
+    weight = weakref.ref(model.model.layers[0].self_attn.q_proj.weight)
+    logits(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 from helpers import relative_error
-from vision_models import build, clip, eva, images, seen
+from vision_models import FAMILIES, build, clip, eva, images, seen
 
 import comrope
 
@@ -46,7 +48,7 @@ def test_a_base_changes_frequencies_and_not_what_positions_are():
 def test_a_rotary_embedding_that_its_layers_do_not_follow():
     model = eva(attn_type="rope", rope_type="dinov3", rope_rotate_half=False)
     with pytest.raises(ValueError, match="differ in rotate_half"):
-        comrope.swap(model)
+        comrope.swap(model, "comrope-torus")
 
 
 def test_another_order_of_channels_is_not_given_back_to_timm():
@@ -72,3 +74,19 @@ def test_a_copy_after_a_forward_pass_that_failed():
         model(images())
     handle.remove()
     assert torch.equal(seen(copy.deepcopy(model)), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_swapped_model_is_gone_when_nobody_keeps_it(family):
+    """Its memory with it, on a GPU gigabytes: not when Python next looks for rings."""
+    model = build(family)
+    gc.collect()
+    gc.disable()
+    try:
+        weights = [weakref.ref(parameter) for parameter in model.parameters()]
+        comrope.swap(model, "comrope-torus")
+        seen(model)
+        del model
+        assert [weight() for weight in weights if weight() is not None] == []
+    finally:
+        gc.enable()

@@ -193,6 +193,7 @@ def peak_above(device: torch.device, before: int | None, call: Call) -> int | No
     if before is None:
         return None
     call()  # what is kept from one call to the next is there before the one that counts
+    gc.collect()  # and what was before is not
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,20 +40,22 @@ def rebound(function: Callable[..., Any], name: str, meaning: Any) -> Callable[.
 
 class Forward:
     """Another forward pass for one layer. An object and not a bound method: those are pickled by
-    name, and would come back as the layer's own."""
+    name, and would come back as the layer's own. It does not keep the layer, which keeps it: a
+    model that nobody keeps must be gone at once, not when Python looks for rings."""
 
     def __init__(self, layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
         self.__setstate__((layer, make))
 
     def __getstate__(self) -> tuple[nn.Module, Callable[[type], Callable[..., Any]]]:
-        return self.layer, self.make
+        return self._layer(), self.make
 
     def __setstate__(self, state: tuple[nn.Module, Callable[[type], Callable[..., Any]]]) -> None:
-        self.layer, self.make = state
-        self.function = self.make(type(self.layer))
+        layer, self.make = state
+        self._layer: Any = weakref.ref(layer)
+        self.function = self.make(type(layer))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self.layer, *args, **kwargs)
+        return self.function(self._layer(), *args, **kwargs)
 
 
 def rebind_forward(layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:

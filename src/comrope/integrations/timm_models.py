@@ -7,6 +7,7 @@ Their attention layers pass queries and keys through ``q_norm`` and ``k_norm`` l
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
 from typing import Any
 
@@ -25,23 +26,33 @@ ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
 
 
 class TurnedQueries:
-    """Forward hook of ``q_norm``; the rotation is the one that the layer has when it is called."""
+    """Forward hook of ``q_norm``; the rotation is the one that the layer has when it is called.
+
+    It does not keep the layer, which keeps it: see ``rebinding.Forward``.
+    """
 
     def __init__(self, layer: nn.Module, places: Places) -> None:
-        self.layer, self.places = layer, places
+        self.__setstate__((layer, places))
+
+    def __getstate__(self) -> tuple[nn.Module, Places]:
+        return self._layer(), self.places
+
+    def __setstate__(self, state: tuple[nn.Module, Places]) -> None:
+        layer, self.places = state
+        self._layer: Any = weakref.ref(layer)
         self.angles: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "angles": None}
+    @property
+    def rotation(self) -> Any:
+        return getattr(self._layer(), ROTATION)
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        self.angles = getattr(self.layer, ROTATION).angles().with_spectrum()
+        self.angles = self.rotation.angles().with_spectrum()
         return self.turn(output)
 
     def turn(self, x: Tensor) -> Tensor:
         positions, prefix = self.places.at(x.shape[-2])
-        rotation = getattr(self.layer, ROTATION)
-        return rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
+        return self.rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
 
 
 class TurnedKeys:
