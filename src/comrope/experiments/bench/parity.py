@@ -91,7 +91,8 @@ def network_parity(
 
     As it is timed, in its own dtype, against the copy in float32, within ``SLACK`` times the error
     of the copy in that dtype; and unless it is compiled, both in float32. (A compiled network is
-    not called with anything but what is timed: it would be compiled for that as well.)
+    not called with anything but what is timed: it would be compiled for that as well.) Rotations of
+    the copy are float64 inside: at thousands of tokens float32 is no truth about phases.
     """
     few = watched_samples(inputs[0].shape[0])
     some = [_rows(tensor, few, inputs[0].shape[0]) for tensor in inputs]
@@ -100,7 +101,10 @@ def network_parity(
     everyone = list(range(len(few)))
     near = _outputs_and_gradients(twin, some, cast, everyone)
     wide_inputs = [tensor.float() if tensor.is_floating_point() else tensor for tensor in some]
-    truth = _outputs_and_gradients(twin.float(), wide_inputs, _no_cast(inputs[0]), everyone)
+    twin.float()
+    for rotary in rotary_modules(twin).values():
+        rotary.double()
+    truth = _outputs_and_gradients(twin, wide_inputs, _no_cast(inputs[0]), everyone)
     got = _outputs_and_gradients(module, inputs, cast, few)
     verdicts = [
         Verdict(_error(got[part], expected), SLACK * _error(near[part], expected) + TOLERANCE, part)

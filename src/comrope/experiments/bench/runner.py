@@ -189,7 +189,8 @@ class _Runner:
                 return None
             peak = peak_above(device, before, list(subject.calls.values())[-1])
             how: dict[str, Any] = {"rounds": self.setting.rounds, "queued": True}
-            if candidate.backend not in NOT_CAPTURED:
+            # A graph copies memory by other means than a stream does, and more slowly.
+            if candidate.method and candidate.backend not in NOT_CAPTURED:
                 how["recorder"] = self.recorder
             work = {key: make_ready(call, device, **how) for key, call in subject.calls.items()}
         except Exception as error:  # whatever one candidate does, the others go on
