@@ -18,6 +18,7 @@ from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import evaluate_run
 from comrope.experiments.sources import Digits, open_sources
 from comrope.experiments.train import train
+from comrope.experiments.views import View
 from experiments.images import config_for, shards_of, spoil, tar_of
 from experiments.runs import tiny
 
@@ -78,7 +79,7 @@ def test_augmentation_depends_on_epoch_and_place_only_and_disturbs_nothing():
 @pytest.mark.parametrize("resolution", [12, 24])
 def test_evaluation_counts_every_image_once_however_many_processes(world, resolution):
     config = tiny(evaluate__batch_size=100)
-    loaders = [eval_loader(config, Digits(train=False), resolution, rank=r, world=world)
+    loaders = [eval_loader(config, Digits(train=False), View(resolution), rank=r, world=world)
                for r in range(world)]  # fmt: skip
     assert len({len(loader) for loader in loaders}) == 1
     counted = sum(int((b.targets != IGNORED).sum()) for loader in loaders for b in loader)

@@ -44,11 +44,12 @@ def train_command(
     """
     from comrope.experiments.config import load_recipe
     from comrope.experiments.train import train
+    from comrope.experiments.views import said
 
     config = load_recipe(recipe).with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
-    for resolution, top1 in result.get("top1", {}).items():
-        print(f"{resolution:>5} px  {top1:6.2f} %")
+    for view, top1 in result.get("top1", {}).items():
+        print(f"{said(view):>8}  {top1:6.2f} %")
     if result:
         print(f"run: {out}")
 
@@ -70,6 +71,7 @@ def eval_command(
 ) -> None:
     """Accuracy of a trained model at any resolutions, with the image where it is or moved."""
     from comrope.experiments.evaluate import evaluate_run
+    from comrope.experiments.views import said
 
     found = evaluate_run(
         run,
@@ -81,7 +83,7 @@ def eval_command(
     )
     for entry in found:
         moved = f"  moved by N(0, {entry['offset']:g}²)" if entry["offset"] else ""
-        print(f"{entry['resolution']:>5} px  {entry['top1']:6.2f} %{moved}")
+        print(f"{said(entry['view']):>8}  {entry['top1']:6.2f} %{moved}")
     if out is not None and found:
         from comrope.experiments.checkpoint import write_atomically
 
@@ -93,7 +95,8 @@ def reproduce_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="classification, offset, block-size, perturbation, distribution, finetune or cost."
+            help="classification, video, offset, block-size, perturbation, distribution, finetune "
+            "or cost."
         ),
     ],
     overrides: Overrides = None,

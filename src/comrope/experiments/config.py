@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -13,9 +12,11 @@ from typing import Any
 import yaml
 
 from comrope.experiments.errors import UserError
+from comrope.experiments.sanity import TIMM, checked
 from comrope.experiments.typed import Text, build, suggest, to_dict
 
 __all__ = [
+    "TIMM",
     "Config",
     "decisive",
     "differences",
@@ -26,8 +27,6 @@ __all__ = [
 ]
 
 Pair = tuple[float, float]
-TIMM = "timm:"  # in front of a name of timm's
-NAME = re.compile(rf"(comrope_)?vit_[a-z]+_patch\d+_\d+|{TIMM}\w+(\.\w+)?")
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Model:
     init: str = "normal"
     rope_units: str = "patch"
     base: float | None = None
+    tubelet: int = 1  # frames of a patch, of clips
+    axis_scale: tuple[float, ...] = ()  # of the coordinates, one number an axis; 0: no such axis
     class_token: bool = True
     class_position: str = "center"
     global_pool: str = "token"
@@ -48,12 +49,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    name: str = "folder"  # "digits", "folder", "shards", or what timm calls it: "hfds/..."
+    # "digits", "folder", "shards", or what timm calls it: "hfds/..."; of clips "ucf101", "moving"
+    name: str = "folder"
     root: str | None = None
     train_split: str = "train"
     val_split: str = "validation"
     num_classes: int = 1000
     in_chans: int = 3
+    frames: int = 0  # of a clip; 0 for images
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     unreadable: str = "stop"  # or "skip": named, counted, and the next image takes its place
@@ -74,6 +77,7 @@ class Augment:
     smoothing: float = 0.0
     repeats: int = 1  # DeiT's repeated augmentation
     interpolation: str = "bilinear"
+    frames: str = "random"  # or "uniform": which of its part of a video a clip takes in training
     crop_pct: float = 0.875  # of evaluation
 
 
@@ -99,6 +103,7 @@ class Train:
     seed: int = 0
     perturbation: float = 1.0  # the paper's sigma
     perturbation_per: str = "sample"  # or "batch": one draw for all
+    perturbation_axes: tuple[int, ...] = ()  # by number; by default all
     precision: str = "no"  # or "bf16", "fp16"
     compile: bool = False
     ema: float | None = None  # decay of the averaged weights, which are then the ones evaluated
@@ -112,6 +117,8 @@ class Train:
 @dataclass(frozen=True)
 class Evaluate:
     resolutions: tuple[int, ...] = (112, 128, 192, 224, 256, 320, 384, 448, 512)
+    frames: tuple[int, ...] = ()  # of clips, besides data.frames
+    spans: tuple[float, ...] = ()  # how much of a video a clip is taken from, besides all of it
     batch_size: int = 512  # over all processes, at the training resolution
     every: int = 10  # epochs between evaluations at the training resolution; 0 for never
 
@@ -136,7 +143,7 @@ class Config:
             if section not in tree or key not in tree[section]:
                 raise UserError(f"{name}: no such field{suggest(name, _all_names(self))}")
             tree[section][key] = value
-        return _checked(build(Config, tree, ""))
+        return checked(build(Config, tree, ""))
 
 
 # Fields that do not decide what is learned: a run may be resumed with others.
@@ -154,26 +161,9 @@ RUNTIME = {
     "train.strategy",
     "evaluate.batch_size",
     "evaluate.every",
+    "evaluate.frames",
     "evaluate.resolutions",
-}
-CHOICES = {
-    "data.unreadable": ("stop", "skip"),
-    "train.perturbation_per": ("sample", "batch"),
-    "train.precision": ("no", "bf16", "fp16"),
-    "train.strategy": ("ddp", "fsdp2"),
-    "train.device": ("auto", "cpu"),
-}
-AT_LEAST_ONE = {
-    "data.num_classes",
-    "data.in_chans",
-    "augment.repeats",
-    "train.epochs",
-    "train.batch_size",
-    "train.accumulate",
-    "train.checkpoint_every",
-    "train.keep",
-    "train.log_every",
-    "evaluate.batch_size",
+    "evaluate.spans",
 }
 
 
@@ -188,7 +178,7 @@ def load_recipe(name: str | Path) -> Config:
 
     A file may stand on another, ``base: NAME``, and state only what differs.
     """
-    return _checked(build(Config, _tree(str(name)), f"recipe {name}: "))
+    return checked(build(Config, _tree(str(name)), f"recipe {name}: "))
 
 
 def to_yaml(config: Config) -> str:
@@ -257,41 +247,6 @@ def _split(text: str) -> tuple[str, Any]:
     if not sign:
         raise UserError(f"{text}: expected a field and its value, such as train.epochs=3")
     return name.strip(), Text(value)
-
-
-def _checked(config: Config) -> Config:
-    tree = to_dict(config)
-    for name in _all_names(config):
-        section, key = name.split(".")
-        value = tree[section][key]
-        if name in CHOICES and value not in CHOICES[name]:
-            raise UserError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
-        if name in AT_LEAST_ONE and value < 1:
-            raise UserError(f"{name}: expected at least 1, got {value!r}")
-        if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
-            raise UserError(f"{name}: expected a number of at least 0, got {value!r}")
-    if (config.train.precision, config.train.strategy) == ("fp16", "fsdp2"):
-        raise UserError("train.precision: expected no or bf16 with train.strategy=fsdp2, got fp16")
-    if not config.evaluate.resolutions:
-        raise UserError("evaluate.resolutions: expected at least one, got none")
-    if not NAME.fullmatch(config.model.name):
-        raise UserError(
-            "model.name: expected vit_SIZE_patchP_RESOLUTION or timm:NAME, got "
-            f"{config.model.name!r}"
-        )
-    data = config.data
-    if not len(data.mean) == len(data.std) == data.in_chans:
-        raise UserError(
-            f"data.mean: expected data.in_chans {data.in_chans} values, as data.std; "
-            f"got {len(data.mean)} and {len(data.std)}"
-        )
-    parts = config.train.accumulate
-    if config.train.batch_size % parts:
-        raise UserError(
-            f"train.accumulate: expected a divisor of train.batch_size {config.train.batch_size}, "
-            f"got {parts}"
-        )
-    return config
 
 
 def _all_names(config: Config) -> list[str]:

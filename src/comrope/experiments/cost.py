@@ -13,7 +13,6 @@ from torch import Tensor
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.experiments.config import Config, load_recipe
-from comrope.experiments.data import resolution_of
 from comrope.experiments.distributed import autocast, create_accelerator
 from comrope.experiments.evaluate import build_model, compile_blocks
 from comrope.experiments.logs import progress_bar
@@ -23,6 +22,7 @@ from comrope.experiments.timing import (
     seconds,
     training_step,
 )
+from comrope.experiments.views import resolution_of
 from comrope.models import ViT
 
 __all__ = ["TOLERANCE", "count_parameters", "measure", "parity_error"]

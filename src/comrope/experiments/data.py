@@ -1,4 +1,5 @@
-"""Batches: which images, in which order, augmented how. A function of seed, epoch and step alone.
+"""Batches: which images or clips, in which order, augmented how. A function of seed, epoch and step
+alone.
 
 The order of an epoch is drawn for the whole training run, and every process takes its slice of
 every batch: the same images meet in a step, augmented in the same way, whatever the number of
@@ -8,6 +9,7 @@ processes.
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,10 +19,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from comrope.experiments.config import TIMM, Config
+from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
-from comrope.experiments.randomness import generator, seeded
+from comrope.experiments.randomness import derive, generator, seeded
 from comrope.experiments.sources import Source
+from comrope.experiments.video import Clips, frame_numbers
+from comrope.experiments.views import View, resolution_of, usual_view
 
 __all__ = ["Batch", "Normalize", "TrainBatches", "eval_loader", "train_loader"]
 
@@ -41,7 +45,7 @@ class Key(NamedTuple):
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (B, C, H, W), uint8
+    images: Tensor  # (B, C, H, W), uint8; of clips (B, C, T, H, W)
     targets: Tensor  # (B,)
     unreadable: list[str]  # names of images that were skipped
     fatal: str | None  # why the run must stop: raised by whoever gets it, not in a loading process
@@ -74,7 +78,7 @@ class Images(Dataset[Item]):
         for attempt in range(self.retries):
             index = (key.image + attempt) % len(self.source)
             try:
-                image, target = self.source.load(index)
+                image, target = self._load(index, key)
                 if not 0 <= target < self.classes:
                     raise ValueError(f"class {target}, expected less than {self.classes}")
                 break
@@ -92,7 +96,10 @@ class Images(Dataset[Item]):
             target = IGNORED
         return Item(self._augmented(image, key), target, unreadable, fatal)
 
-    def _augmented(self, image: Image.Image, key: Key) -> Tensor:
+    def _load(self, index: int, key: Key) -> tuple[Any, int]:
+        return self.source.load(index)
+
+    def _augmented(self, image: Any, key: Key) -> Tensor:
         """A draw of the augmentation; another one if it is none that Pillow will do.
 
         timm's posterize asks for zero bits at times, which Pillow refuses.
@@ -105,6 +112,29 @@ class Images(Dataset[Item]):
                     if attempt == DRAWS - 1:
                         raise
         raise AssertionError
+
+
+class Cuts(Images):
+    """Videos cut into clips. All frames of one are augmented by the same draw."""
+
+    def __init__(
+        self, source: Clips, transform: Any, config: Config, view: View, *, take_next: bool
+    ) -> None:
+        super().__init__(source, transform, config, take_next=take_next)  # type: ignore[arg-type]
+        self.view, self.blank = view, [self.blank] * view.frames  # type: ignore[assignment]
+        self.random = take_next and config.augment.frames == "random"
+
+    def _load(self, index: int, key: Key) -> tuple[Any, int]:
+        own = derive(self.seed, "frames", key.epoch, key.place)
+        rng = random.Random(own) if self.random else None
+
+        def choose(count: int) -> list[int]:
+            return frame_numbers(count, self.view.frames, span=self.view.span, rng=rng)
+
+        return self.source.load(index, choose)  # type: ignore[call-arg]
+
+    def _augmented(self, image: Any, key: Key) -> Tensor:
+        return torch.stack([super(Cuts, self)._augmented(frame, key) for frame in image], 1)
 
 
 class TrainBatches:
@@ -169,28 +199,27 @@ def train_loader(config: Config, source: Source, batches: TrainBatches) -> DataL
         mean=data.mean,
         std=data.std,
     )
-    images = Images(source, transform, config, take_next=True)
+    images = _behind(source, transform, config, usual_view(config), take_next=True)
     return _loader(config, images, batches)
 
 
 def eval_loader(
-    config: Config, source: Source, resolution: int, *, rank: int = 0, world: int = 1
+    config: Config, source: Source, view: View, *, rank: int = 0, world: int = 1
 ) -> DataLoader[Any]:
-    """The validation images at a resolution, in order; every process gets as many batches."""
+    """The validation images, in order; every process gets as many batches."""
     from timm.data import create_transform
 
     data = config.data
     transform = create_transform(
-        (data.in_chans, resolution, resolution),
+        (data.in_chans, view.resolution, view.resolution),
         use_prefetcher=True,
         interpolation=config.augment.interpolation.replace("random", "bicubic"),
         mean=data.mean,
         std=data.std,
         crop_pct=config.augment.crop_pct,
     )
-    images = Images(source, transform, config, take_next=False)
-    native = resolution_of(config)[0]
-    share = config.evaluate.batch_size * native**2 // (resolution**2 * world)
+    images = _behind(source, transform, config, view, take_next=False)
+    share = int(config.evaluate.batch_size * _pixels(usual_view(config)) / _pixels(view) / world)
     share = max(1, min(share, config.evaluate.batch_size // world, -(-len(source) // world)))
     count = -(-len(source) // (share * world))
     keys = [
@@ -203,27 +232,24 @@ def eval_loader(
     return _loader(config, images, keys)
 
 
-def resolution_of(config: Config) -> tuple[int, int]:
-    """The training resolution, as the model's name says, or timm."""
-    name = config.model.name
-    if name.startswith(TIMM):
-        import timm
+def _behind(source: Any, transform: Any, config: Config, view: View, *, take_next: bool) -> Images:
+    if view.frames:
+        return Cuts(source, transform, config, view, take_next=take_next)
+    return Images(source, transform, config, take_next=take_next)
 
-        known = timm.get_pretrained_cfg(name.removeprefix(TIMM))
-        if known is None:
-            raise UserError(f"model.name: timm has no {name.removeprefix(TIMM)!r}")
-        return known.input_size[-2], known.input_size[-1]
-    size = int(name.rsplit("_", 1)[1])
-    return size, size
+
+def _pixels(view: View) -> int:
+    return view.resolution**2 * max(1, view.frames)
 
 
 class Normalize:
-    """Bytes (B, C, H, W) to the device, and to zero mean and unit spread."""
+    """Bytes (B, C, ...) to the device, and to zero mean and unit spread."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
+        axes = 3 if config.data.frames else 2
         self.mean, self.std = (
-            255 * torch.tensor(values, device=device).view(1, -1, 1, 1)
+            255 * torch.tensor(values, device=device).view(1, -1, *[1] * axes)
             for values in (config.data.mean, config.data.std)
         )
 

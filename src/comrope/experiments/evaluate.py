@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from comrope.experiments.adopted import Adopted, adopt
 from comrope.experiments.config import TIMM, Config
@@ -21,16 +21,18 @@ from comrope.experiments.logs import progress_bar
 from comrope.experiments.randomness import generator, seed_everything
 from comrope.experiments.sources import Source, open_sources
 from comrope.experiments.state import load_model
+from comrope.experiments.views import View, check_views, resolution_of, said, views_of
 from comrope.models import ViT, create_model
 
 __all__ = [
     "accuracy",
     "build_model",
-    "check_resolutions",
     "compile_blocks",
     "evaluate_run",
     "load_run",
 ]
+
+FEW = 32  # classes, of which it is told what was taken for what
 
 
 def build_model(config: Config) -> ViT:
@@ -41,9 +43,15 @@ def build_model(config: Config) -> ViT:
         return cast(ViT, adopt(config))  # it has what is asked of a ViT here
     if model.position not in ("ape", "none"):
         options = {"block_size": model.block_size, "init": model.init, "base": model.base}
+    if config.data.frames:
+        size = resolution_of(config)
+        patch = int(model.name.split("_patch")[1].split("_")[0])
+        options |= {"img_size": (config.data.frames, *size)}
+        options |= {"patch_size": (model.tubelet, patch, patch)}
     try:
         return create_model(
             model.name,
+            axis_scale=model.axis_scale or None,
             position=model.position,
             ape=model.ape,
             rope_units=model.rope_units,
@@ -69,16 +77,6 @@ def compile_blocks(model: nn.Module, dynamic: bool | None = None) -> None:
     torch._dynamo.config.recompile_limit += 4 * len(blocks)
 
 
-def check_resolutions(model: ViT, resolutions: Iterable[int]) -> None:
-    for resolution in resolutions:
-        for patch in model.patches.patch_size:
-            if resolution < patch or resolution % patch:
-                raise UserError(
-                    f"evaluate.resolutions: expected multiples of the patch size {patch}, "
-                    f"got {resolution}"
-                )
-
-
 def load_run(folder: Path) -> tuple[Config, ViT]:
     """A finished run: its configuration and its model with the weights that were evaluated."""
     config, tensors = read_weights(folder)
@@ -93,25 +91,27 @@ def accuracy(
     model: ViT,
     config: Config,
     source: Source,
-    resolution: int,
+    view: View,
     accelerator: Accelerator,
     *,
     offset: float = 0.0,
     advance: Callable[[int], Any] = lambda images: None,
-) -> dict[str, float]:
-    """Top-1 in percent, and how many images that is of.
+) -> dict[str, Any]:
+    """Top-1 in percent, how many images that is of, and what was taken for what, if there are few
+    classes: counts, a row a class.
 
     ``offset`` is the paper's rho: the coordinates of every image, class token included, are moved
     by N(0, rho^2) image widths along each axis, each image by its own, drawn from a fixed seed.
     """
     if offset and isinstance(model, Adopted):
         raise UserError("offsets: a model of timm finds its positions itself; they cannot be moved")
-    device = accelerator.device
+    device, classes = accelerator.device, config.data.num_classes
     loader = eval_loader(
-        config, source, resolution, rank=accelerator.process_index, world=accelerator.num_processes
+        config, source, view, rank=accelerator.process_index, world=accelerator.num_processes
     )
     normalize = Normalize(config, device)
     correct, count = torch.zeros((), device=device), torch.zeros((), device=device)
+    taken = torch.zeros(classes if classes <= FEW else 0, classes, device=device)
     moves = torch.randn(len(source), model.num_axes, generator=generator("offset"))
     unreadable: list[str] = []
     was_training = model.training
@@ -122,22 +122,38 @@ def accuracy(
         unreadable += batch.unreadable
         images = normalize(batch.images)
         targets = batch.targets.to(device)
-        place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
+        place = _places(model, images, view)
         if offset:  # however the images are put into batches
             first = (number * accelerator.num_processes + accelerator.process_index) * len(targets)
             own = torch.arange(first, first + len(targets)).clamp(max=len(source) - 1)
             place = place + offset * moves[own][:, None].to(place)
         with autocast(config.train.precision, device):
-            logits = model(images, place)
-        correct += (logits.argmax(-1) == targets).sum()
+            found = model(images, place).argmax(-1)
+        correct += (found == targets).sum()
         count += (targets != IGNORED).sum()
+        if len(taken):
+            known = targets != IGNORED
+            taken.index_put_((targets[known], found[known]), torch.ones_like(taken[0, 0]), True)
         advance(len(targets) * accelerator.num_processes)
     reshard(model)
     model.train(was_training)
     right, seen, skipped = total(accelerator, correct, count, float(len(unreadable)))
     if not seen:
         raise UserError(f"data.root: no validation image can be read, such as {unreadable[0]}")
-    return {"top1": 100 * right / seen, "images": seen, "unreadable": skipped}
+    result: dict[str, Any] = {"top1": 100 * right / seen, "images": seen, "unreadable": skipped}
+    if len(taken):
+        counts = [int(n) for n in total(accelerator, *taken.flatten())]
+        result["taken_for"] = [counts[i : i + classes] for i in range(0, len(counts), classes)]
+    return result
+
+
+def _places(model: ViT, images: Tensor, view: View) -> Tensor:
+    """Where the tokens are. A part of a video takes less time: as much less as it is shorter."""
+    place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
+    if view.span == 1:
+        return place
+    time = 0.5 + view.span * (place[:, :1] - 0.5)
+    return torch.cat((time, place[:, 1:]), dim=1)
 
 
 def evaluate_run(
@@ -146,36 +162,42 @@ def evaluate_run(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     data: str | None = None,
     resolutions: Sequence[int] | None = None,
+    only: Sequence[str] | None = None,
     offsets: Sequence[float] = (0.0,),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Accuracy of a finished run at every resolution and offset; empty but in the main process."""
+    """Accuracy of a finished run, in every view and at every offset; empty but in the main process.
+
+    Of all views of the configuration, unless some ``resolutions`` are given, or names, ``only``.
+    """
     trained, model = load_run(folder)
     config = trained.with_overrides(overrides)
     if data is not None:
         config = config.with_overrides({"data.root": data})
-    if config.model != trained.model:
+    if config.model != trained.model or config.data.frames != trained.data.frames:
         raise UserError("model: cannot be changed in evaluation; the weights are those of the run")
     accelerator = create_accelerator(config.train.device)
-    sizes = tuple(resolutions or config.evaluate.resolutions)
-    check_resolutions(model, sizes)
+    views = views_of(config, resolutions)
+    views = {name: view for name, view in views.items() if only is None or name in only}
+    check_views(model, views.values())
     source = open_sources(config, train=False)[1]
     model.to(accelerator.device)
     found = []
     with progress_bar(progress and accelerator.is_main_process, "images") as bar:
-        for size in sizes:
+        for view_name, view in views.items():
             for offset in offsets:
-                name = f"{size} px" + (f", rho {offset:g}" if offset else "")
+                name = said(view_name) + (f", rho {offset:g}" if offset else "")
                 task = bar.add_task(name, total=len(source), note="")
                 entry = accuracy(
                     model,
                     config,
                     source,
-                    size,
+                    view,
                     accelerator,
                     offset=offset,
                     advance=partial(bar.advance, task),
                 )
                 bar.update(task, completed=len(source), note=f"{entry['top1']:.2f} %")
-                found.append({"resolution": size, "offset": offset, **entry})
+                entry = {"view": view_name, **view._asdict(), "offset": offset, **entry}
+                found.append(entry)
     return found if accelerator.is_main_process else []

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from comrope.experiments.studies import LABELS
+from comrope.experiments.tables import label
 
 __all__ = ["STYLES", "draw", "histogram", "new_figure", "save"]
 
@@ -55,6 +56,7 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
         "perturbation": _perturbation,
         "distribution": _distribution,
         "finetune": _finetune,
+        "video": _video,
         "cost": _cost,
     }
     save(drawings[name](results), path)
@@ -124,6 +126,41 @@ def _classification(results: dict[str, Any]) -> Any:
     seeds = results["seeds"]
     spread = f"mean of {seeds} seeds, band: ± one standard deviation; " if seeds > 1 else ""
     figure.suptitle(f"Accuracy against resolution ({spread}grey line: training)", fontsize=12)
+    return figure
+
+
+def _video(results: dict[str, Any]) -> Any:
+    """Accuracy against resolution, against frames, and against the length of clips."""
+    sigma = max(cell["perturbation"] for cell in results["cells"])
+    cells = [cell for cell in results["cells"] if cell["perturbation"] == sigma]
+    figure, axes = new_figure(3, width=5.0)
+
+    def style(cell: dict[str, Any], number: int) -> dict[str, Any]:
+        untold = {"linestyle": ":", "label": label(cell), "markerfacecolor": "white"}
+        return _of_method(cell, number) | (untold if cell["timeless"] else {})
+
+    _resolutions(axes[0, 0], results, cells, style)
+    usual, clip = str(results["trained_at"]), results["recipe"]["data"]["frames"]
+    lengths = {
+        "frames of a clip": {**{n: f"{n} frames" for n in results["frames"]}, clip: usual},
+        "share of the video that a clip is taken from": {
+            **{s: f"{s:g} of the video" for s in results["spans"]},
+            1.0: usual,
+        },
+    }
+    for axis, (said, views) in zip(axes[0, 1:], lengths.items(), strict=True):
+        xs = sorted(views)
+        for number, cell in enumerate(cells):
+            if all(name in cell["top1"] for name in views.values()):
+                _curve(axis, xs, [cell["top1"][views[x]] for x in xs], **style(cell, number))
+        axis.set(xlabel=said, xticks=xs)
+        axis.grid(alpha=0.25)
+    axes[0, 0].set_ylabel("top-1 accuracy, %")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    seeds = results["seeds"]
+    spread = f" (mean of {seeds} seeds, band: ± one standard deviation)" if seeds > 1 else ""
+    figure.suptitle(f"{results['data']}{spread}, perturbation {sigma:g}", fontsize=11)
     return figure
 
 

@@ -16,17 +16,17 @@ import yaml
 
 from comrope.experiments import checkpoint, cost, figures, tables
 from comrope.experiments.config import Config, load_recipe, to_dict
-from comrope.experiments.data import resolution_of
 from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, load_run
+from comrope.experiments.evaluate import accuracy, build_model, load_run
 from comrope.experiments.folders import read_result
 from comrope.experiments.inspection import angle_elements
 from comrope.experiments.logs import machine, say
 from comrope.experiments.plan import make_plan
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.sources import open_sources
-from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, Preset, run_name
+from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, Preset, Study, run_name
+from comrope.experiments.views import check_views, resolution_of, usual_view, views_of
 
 __all__ = ["OFFSETS", "reproduce"]
 
@@ -53,7 +53,7 @@ def reproduce(
     study, chosen = _lookup("name", name, STUDIES), _lookup("preset", preset, PRESETS)
     for method in methods:
         _lookup("methods", method, LABELS)
-    chosen = replace(chosen, seeds=seeds or chosen.seeds)
+    chosen = replace(chosen, seeds=seeds or study.seeds(chosen))
     runs = out / "runs"
     base, plan = make_plan(study, chosen, runs, data=data, methods=methods, overrides=overrides)
     if name == "cost":
@@ -71,11 +71,13 @@ def reproduce(
         "title": study.title,
         "where": study.where,
         "preset": preset,
-        "data": _described(base, chosen),
+        "data": _described(base, study, chosen),
         "seeds": chosen.seeds,
         "command": shlex.join(["comrope", *sys.argv[1:]]),
         "trained_at": resolution_of(base)[0],
         "resolutions": list(base.evaluate.resolutions),
+        "frames": [*base.evaluate.frames],
+        "spans": [*base.evaluate.spans],
         "machine": machine(accelerator.device),
         "recipe": to_dict(base),
         **results,
@@ -101,11 +103,11 @@ def paper_figures() -> dict[str, Any]:
     return dict(json.loads(json.dumps(yaml.safe_load(text))))  # with keys as results.json has them
 
 
-def _described(base: Config, preset: Preset) -> str:
+def _described(base: Config, study: Study, preset: Preset) -> str:
     """What was trained on what: the preset's words, or those of the command that changed it."""
-    usual = load_recipe(preset.recipe)
+    usual = load_recipe(study.recipe(preset))
     if (base.model.name, base.data.name) == (usual.model.name, usual.data.name):
-        return preset.data
+        return study.described(preset)
     return f"{base.data.name} {base.data.root or ''}, {base.model.name}"
 
 
@@ -120,7 +122,7 @@ def _check(plan: dict[Cell, list[Config]]) -> None:
     for data in {replace(configs[0].data, cache=False) for configs in plan.values()}:
         open_sources(replace(next(iter(plan.values()))[0], data=data))
     for configs in plan.values():
-        check_resolutions(build_model(configs[0]), configs[0].evaluate.resolutions)
+        check_views(build_model(configs[0]), views_of(configs[0]).values())
 
 
 def _gather(
@@ -133,7 +135,7 @@ def _gather(
         assert result is not None
         if result["data_root"] != config.data.root:
             say(f"{folder.name}: was trained on the data at {result['data_root']}")
-        result["top1"] = {str(r): result["top1"][str(r)] for r in config.evaluate.resolutions}
+        result["top1"] = {name: result["top1"][name] for name in views_of(config)}
         run = {"run": folder.name, "seed": config.train.seed, **result}
         if name == "offset":
             run["offset"] = _offset_curve(config, folder, progress)
@@ -148,6 +150,7 @@ def _gather(
         "perturbation_per": configs[0].train.perturbation_per,
         "block_size": cell.block_size,
         "finetuned": cell.finetuned,
+        "timeless": cell.timeless,
         "runs": runs,
     }
     for key in ("top1", "offset"):
@@ -173,9 +176,9 @@ def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, flo
         config = config.with_overrides({"evaluate.batch_size": smaller})
     model.to(accelerator.device)
     source = open_sources(config, train=False)[1]
-    resolution = resolution_of(config)[0]
+    view = usual_view(config)
     curve = {
-        f"{rho:g}": accuracy(model, config, source, resolution, accelerator, offset=rho)["top1"]
+        f"{rho:g}": accuracy(model, config, source, view, accelerator, offset=rho)["top1"]
         for rho in OFFSETS
     }
     if accelerator.is_main_process:

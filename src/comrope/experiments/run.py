@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from comrope import positions as coordinates
 from comrope.experiments import checkpoint
 from comrope.experiments.config import Config, to_yaml
-from comrope.experiments.data import Batch, Normalize, TrainBatches, resolution_of, train_loader
+from comrope.experiments.data import Batch, Normalize, TrainBatches, train_loader
 from comrope.experiments.distributed import (
     accumulating,
     autocast,
@@ -26,7 +26,7 @@ from comrope.experiments.distributed import (
     unwrap,
 )
 from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.evaluate import accuracy, build_model, check_resolutions, compile_blocks
+from comrope.experiments.evaluate import accuracy, build_model, compile_blocks
 from comrope.experiments.folders import CONFIG, WEIGHTS, write_result
 from comrope.experiments.logs import Log, progress_bar, say
 from comrope.experiments.meter import Meter, summarize
@@ -42,6 +42,7 @@ from comrope.experiments.state import (
     optimizer_tensors,
     whole,
 )
+from comrope.experiments.views import View, check_views, said, usual_view, views_of
 from comrope.models import ViT
 
 __all__ = ["Run"]
@@ -55,7 +56,7 @@ class Run:
         self.is_main = self.accelerator.is_main_process
         self.progress = progress and self.is_main
         model = build_model(config)
-        check_resolutions(model, (resolution_of(config)[0], *config.evaluate.resolutions))
+        check_views(model, (usual_view(config), *views_of(config).values()))
         train_source, self.val_source = open_sources(config)
         assert train_source is not None
         self.train_source = train_source
@@ -234,6 +235,7 @@ class Run:
             [1 / size for size in grid],
             train.perturbation,
             batch_size=train.batch_size if train.perturbation_per == "sample" else None,
+            axes=train.perturbation_axes or None,
             generator=noise,
         )
 
@@ -251,7 +253,7 @@ class Run:
         if within or not every or epoch % every or self.step == self.batches.steps:
             return
         try:
-            found = self.evaluate((resolution_of(self.config)[0],), False)
+            found = self.evaluate({"": usual_view(self.config)}, False)
         except Interrupted:
             self.save()
             raise
@@ -259,18 +261,18 @@ class Run:
             top1 = next(iter(found.values()))["top1"]
             self.log.write("evaluation", step=self.step, epoch=epoch, top1=top1)
 
-    def evaluate(self, resolutions: tuple[int, ...], progress: bool) -> dict[str, Any]:
+    def evaluate(self, views: dict[str, View], progress: bool) -> dict[str, Any]:
         average = self.average.applied(self.bare) if self.average else contextlib.nullcontext()
         results = {}
         with average, progress_bar(progress, "images") as bar:
-            for resolution in resolutions:
+            for name, view in views.items():
                 images = len(self.val_source)
-                task = bar.add_task(f"{self.out.name} at {resolution}", total=images, note="")
-                results[str(resolution)] = found = accuracy(
+                task = bar.add_task(f"{self.out.name}: {said(name)}", total=images, note="")
+                results[name] = found = accuracy(
                     self.bare,
                     self.config,
                     self.val_source,
-                    resolution,
+                    view,
                     self.accelerator,
                     advance=partial(self._advance, bar, task),
                 )
@@ -285,7 +287,7 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Evaluate, and write the weights and the result."""
-        results = self.evaluate(self.config.evaluate.resolutions, self.progress)
+        results = self.evaluate(views_of(self.config), self.progress)
         with self.average.applied(self.bare) if self.average else contextlib.nullcontext():
             weights = whole(self.bare.state_dict(), keep=self.is_main)
         result: dict[str, Any] = {}

@@ -111,6 +111,10 @@ class Cached:
 def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, Source]:
     """The training source (None unless asked for) and the validation source, checked."""
     data = config.data
+    if data.frames:
+        from comrope.experiments.video import open_clips
+
+        return open_clips(data, train=train)  # type: ignore[return-value]
     mode = {1: "L", 3: "RGB"}.get(data.in_chans)
     if mode is None:
         raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")

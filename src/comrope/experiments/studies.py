@@ -12,7 +12,15 @@ from comrope.experiments.config import Config, decisive
 # What the rows of a study decide, so that a command cannot.
 OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
 # Fields that came later: unless they say something, runs from before keep their names.
-LATER = ("model.ape", "train.start_from")
+LATER = (
+    "model.ape",
+    "model.tubelet",
+    "model.axis_scale",
+    "data.frames",
+    "augment.frames",
+    "train.start_from",
+    "train.perturbation_axes",
+)
 
 __all__ = ["LABELS", "OF_ROWS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
 
@@ -63,6 +71,7 @@ class Cell:
     perturbation: float = 1.0
     block_size: int = 8
     finetuned: bool = False  # it starts from another run
+    timeless: bool = False  # clips whose frames have no order: what must fail where order matters
 
     def config(self, base: Config, seed: int) -> Config:
         """What a row has in common with the others, and what is its own."""
@@ -79,6 +88,8 @@ class Cell:
             # RoPE's, which are fixed.
             fields["model.ape"] = self.method != "ape"
             fields["model.init"] = "normal" if self.method in ("ape", "rope") else "zeros"
+        if self.timeless:
+            fields["model.axis_scale"] = (0.0, 1.0, 1.0)
         return base.with_overrides(fields)
 
 
@@ -93,6 +104,12 @@ class Study:
 
     def recipe(self, preset: Preset) -> str:
         return preset.recipe
+
+    def described(self, preset: Preset) -> str:
+        return preset.data
+
+    def seeds(self, preset: Preset) -> int:
+        return preset.seeds
 
     def cells(self, preset: Preset) -> list[Cell]:
         return []
@@ -130,6 +147,30 @@ class Finetune(Study):
         return [Cell(m, perturbation=0.0, finetuned=True) for m in preset.methods]
 
 
+class Video(Study):
+    """Methods and noise as in two dimensions, and one model that is not told the time."""
+
+    def recipe(self, preset: Preset) -> str:
+        return CLIPS[preset.recipe][0]
+
+    def described(self, preset: Preset) -> str:
+        return CLIPS[preset.recipe][1]
+
+    def seeds(self, preset: Preset) -> int:
+        return 1 if preset.recipe == "digits" else max(3, preset.seeds)  # a demo may not take long
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        told = [Cell(m, p) for m in preset.methods for p in preset.perturbations]
+        return [*told, Cell("comrope-ld", preset.perturbations[0], timeless=True)]
+
+
+# In place of the images of a preset: a recipe, and what to call it.
+CLIPS = {
+    "digits": ("moving", "shapes that move to the left or to the right, ViT-nanovideo"),
+    "imagenette": ("gesture5", "gesture5, the paper's 3D ViT at 112 px"),
+    "imagenet": ("ucf101", "UCF-101, the paper's 3D ViT at 224 px"),
+}
+
 STUDIES: dict[str, Study] = {
     "classification": Classification("2D classification over resolutions", "Tab. 1"),
     "offset": Offset("Accuracy when the coordinates are moved", "Sec. 4.3.1"),
@@ -142,13 +183,19 @@ STUDIES: dict[str, Study] = {
         start=Cell("ape", perturbation=0.0),
         decides=("model.ape", "model.init"),
     ),
+    "video": Video("3D classification of clips", "Tab. 3"),
     "cost": Study("Parameters and time", "Tab. 5 and 7"),
 }
 
 
 def run_name(config: Config) -> str:
     """A folder for a configuration: readable, and the same for the same configuration only."""
-    fields = [(name, v) for name, v in decisive(config).items() if v or name not in LATER]
+    usual = decisive(Config())
+    fields = [
+        (name, value)
+        for name, value in decisive(config).items()
+        if name not in LATER or value != usual[name]
+    ]
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
     model, train = config.model, config.train
     return f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}-{digest}"

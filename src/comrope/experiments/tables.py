@@ -8,7 +8,9 @@ from typing import Any
 
 from comrope.experiments.studies import LABELS
 
-__all__ = ["spread", "table"]
+__all__ = ["spread", "table", "told_apart"]
+
+SWIPES = ("LeftSwipe", "RightSwipe")  # what only the direction of time tells apart
 
 
 def table(name: str, results: dict[str, Any]) -> str:
@@ -20,6 +22,7 @@ def table(name: str, results: dict[str, Any]) -> str:
         "offset": _offset,
         "distribution": _distribution,
         "finetune": _finetune,
+        "video": _video,
         "cost": _cost,
     }[name](results)
     machine = results["machine"]
@@ -54,10 +57,10 @@ def label(cell: dict[str, Any], *, settings: bool = True) -> str:
     text = LABELS[cell["method"]]
     if settings and cell["method"] == "liere" and cell["perturbation"]:
         text += "" if cell["perturbation_per"] == "sample" else " (noise shared by the batch)"
-    return text
+    return f"{text}, not told the time" if cell["timeless"] else text
 
 
-def _by_resolution(results: dict[str, Any]) -> str:
+def _by_resolution(results: dict[str, Any], study: str = "classification") -> str:
     blocks = len({cell["block_size"] for cell in results["cells"]}) > 1
     shared = all(c["perturbation_per"] == "batch" for c in results["cells"])
     header = ["method", *(["block"] if blocks else []), "σ"]
@@ -75,11 +78,56 @@ def _by_resolution(results: dict[str, Any]) -> str:
     text += rows(header, ours)
     if shared:
         text += "\nNoise on the coordinates: one draw a step, shared by the batch.\n"
-    return text + "\n" + _paper_by_resolution(results)
+    return text + "\n" + _paper_by_resolution(results, study)
 
 
-def _paper_by_resolution(results: dict[str, Any]) -> str:
-    paper = results["paper"]["classification"]
+def _video(results: dict[str, Any]) -> str:
+    """By resolution as in two dimensions; then by the length of clips, and what only time tells."""
+    cells = results["cells"]
+    others = [name for name in cells[0]["top1"] if not name.isdigit()]
+    told = [told_apart(cell) for cell in cells]
+    header = ["method", "σ", *others]
+    lines = [
+        [
+            label(cell),
+            f"{cell['perturbation']:g}",
+            *(number(cell["top1"][name], 1) for name in others),
+        ]
+        for cell in cells
+    ]
+    if any(told):
+        header.append(f"{' and '.join(SWIPES)} told apart")
+        lines = [
+            [*line, number(spread(found), 1) if found else "–"]
+            for line, found in zip(lines, told, strict=True)
+        ]
+    clip = results["recipe"]["data"]["frames"]
+    return (
+        f"Clips of {clip} frames from all of a video, at other resolutions:\n\n"
+        f"{_by_resolution(results, 'video')}\nOf other clips, at {results['trained_at']} px. *Not "
+        "told the time*: all frames have one time coordinate, so that their order is lost.\n\n"
+        f"{rows(header, lines)}"
+    )
+
+
+def told_apart(cell: dict[str, Any]) -> list[float]:
+    """Of the clips of two classes that were taken for one of them, how many for the right one, %;
+    a number a seed, none where there are no such classes."""
+    found = []
+    for run in cell["runs"]:
+        names = run.get("classes") or []
+        if not set(SWIPES) <= set(names):
+            return []
+        first, second = map(names.index, SWIPES)
+        counts = run["taken_for"]
+        right = counts[first][first] + counts[second][second]
+        wrong = counts[first][second] + counts[second][first]
+        found.append(100 * right / max(1, right + wrong))
+    return found
+
+
+def _paper_by_resolution(results: dict[str, Any], study: str) -> str:
+    paper = results["paper"][study]
     wanted = {(c["method"], f"{c['perturbation']:g}") for c in results["cells"]}
     lines = [
         [LABELS[method], sigma, *(f"{v:.2f}" for v in values)]

@@ -18,6 +18,7 @@ from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.evaluate import evaluate_run
 from comrope.experiments.folders import LOCK, claim, read_result, write_result
 from comrope.experiments.run import Run
+from comrope.experiments.views import views_of
 
 __all__ = ["is_finished", "train"]
 
@@ -30,7 +31,7 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
     accelerator = create_accelerator(config.train.device)
     claim(config, out)
     if same_for_all(accelerator, read_result(out) is not None):
-        return _with_more_resolutions(config, out, accelerator, progress)
+        return _with_more_views(config, out, accelerator, progress)
     run = Run(config, out, accelerator, progress)
     with _locked(out, accelerator.is_main_process), _stopped_by_signals(run):
         run.restore()
@@ -41,20 +42,22 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
     return result
 
 
-def _with_more_resolutions(
+def _with_more_views(
     config: Config, out: Path, accelerator: Accelerator, progress: bool
 ) -> dict[str, Any]:
-    """The result of a finished run, at resolutions that it had not been asked for as well."""
+    """The result of a finished run, in views that it had not been asked for as well."""
     result = read_result(out)
     if result is None:
         raise UserError(f"out: not every process sees {out}; it must be on storage that all share")
-    missing = [r for r in config.evaluate.resolutions if str(r) not in result["top1"]]
+    missing = [name for name in views_of(config) if name not in result["top1"]]
     if missing:
-        device = {"train.device": config.train.device}
+        asked = config.evaluate
+        fields = {"train.device": config.train.device, "evaluate.resolutions": asked.resolutions}
+        fields |= {"evaluate.frames": asked.frames, "evaluate.spans": asked.spans}
         found = evaluate_run(
-            out, overrides=device, data=config.data.root, resolutions=missing, progress=progress
+            out, overrides=fields, data=config.data.root, only=missing, progress=progress
         )
-        result["top1"].update({str(entry["resolution"]): entry["top1"] for entry in found})
+        result["top1"].update({entry["view"]: entry["top1"] for entry in found})
         if accelerator.is_main_process:
             write_result(out, result)
         accelerator.wait_for_everyone()
@@ -97,7 +100,6 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 
 
 def is_finished(config: Config, out: Path) -> bool:
-    """Whether a run has a result, at every resolution that is asked for."""
+    """Whether a run has a result, in every view that is asked for."""
     result = read_result(out)
-    wanted = {str(resolution) for resolution in config.evaluate.resolutions}
-    return result is not None and wanted <= set(result["top1"])
+    return result is not None and set(views_of(config)) <= set(result["top1"])

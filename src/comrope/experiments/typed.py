@@ -51,6 +51,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         element, *rest = typing.get_args(kind)
         if isinstance(value, str):  # "64,128", as typed on a command line
             value = Text(f"[{value}]").read()
+        value = [] if value is None else value
         value = [value] if not isinstance(value, (list, tuple)) else value
         if rest != [Ellipsis] and len(value) != 1 + len(rest):
             raise UserError(f"{where}: expected {1 + len(rest)} values, got {value!r}")

@@ -12,10 +12,13 @@ from comrope.models.vit import ViT
 
 __all__ = ["SIZES", "create_model"]
 
-# Width, depth and heads: "nano" is for tests and demonstrations, the others are the usual ones.
+# Width, depth and heads: "nano" and "nanovideo" are for tests and demonstrations, "video" is the
+# paper's for clips, whose heads three axes can share; the others are the usual ones.
 SIZES: dict[str, dict[str, Any]] = {
     "nano": {"embed_dim": 64, "depth": 3, "num_heads": 2, "init_std": 0.12},
+    "nanovideo": {"embed_dim": 96, "depth": 3, "num_heads": 2, "init_std": 0.1},
     "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "video": {"embed_dim": 384, "depth": 8, "num_heads": 8},
     "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
     "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},

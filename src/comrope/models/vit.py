@@ -48,6 +48,9 @@ class ViT(Pretrained):
             ``"patch"``, patches of the training grid, the way RoPE is used; ``"relative"``, the
             paper read literally, the whole image being less than one radian.
         base: Vanilla RoPE's base, 10000 by default.
+        axis_scale: What the coordinates of each axis are multiplied with, before anything sees
+            them, noise included; by default one. Zero leaves an axis out: (0, 1, 1) is a clip whose
+            frames have no order.
         class_token: A class token in front of the patches.
         class_position: ``"center"``, the class token stands at the centre of the canvas and moves
             with it; ``"unrotated"``, it is left unrotated.
@@ -74,6 +77,7 @@ class ViT(Pretrained):
         init: str = "normal",
         rope_units: str = "patch",
         base: float | None = None,
+        axis_scale: Sequence[float] | None = None,
         class_token: bool = True,
         class_position: str = "center",
         global_pool: str = "token",
@@ -108,6 +112,8 @@ class ViT(Pretrained):
         self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
         self.patches = Patches(patch, checks.integer("in_chans", in_chans, 1), embed_dim)
         self.train_grid = self.patches.grid_shape(canvas)
+        scale = checks.per_axis("axis_scale", axis_scale or 1.0, self.num_axes)
+        self.axis_scale = None if all(factor == 1 for factor in scale) else scale
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if class_token else None
         absolute = ape or position == "ape"
         self.ape = AbsolutePositions(self.train_grid, embed_dim) if absolute else None
@@ -185,6 +191,8 @@ class ViT(Pretrained):
         positions = self._positions(positions, self.patches.grid_shape(x.shape[2:]))
         # The residual stream has the precision of the weights: float32 under autocast, as in timm.
         x = self.patches(x).to(self.norm.weight.dtype)
+        if self.axis_scale is not None:
+            positions = positions * coordinates.numbers_like(self.axis_scale, positions)
         if self.ape is not None:
             x = x + self.ape(positions[..., self.num_prefix_tokens :, :])
         if self.cls_token is not None:

@@ -1,0 +1,214 @@
+"""Training on clips, from frames to a model that can tell which way time goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from comrope.experiments.config import load_recipe
+from comrope.experiments.data import Key, Normalize, eval_loader, train_loader
+from comrope.experiments.data import TrainBatches as Batches
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import build_model, evaluate_run, load_run
+from comrope.experiments.reproduce import reproduce
+from comrope.experiments.sources import open_sources
+from comrope.experiments.studies import run_name
+from comrope.experiments.tables import told_apart
+from comrope.experiments.train import is_finished, train
+from comrope.experiments.views import View, views_of
+from comrope.methods import METHODS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHORT = {
+    "model.name": "vit_nanovideo_patch4_12",
+    "data.frames": 4,
+    "train.epochs": 1,
+    "train.log_every": 8,
+    "evaluate.resolutions": (12,),
+    "evaluate.frames": (),
+    "evaluate.spans": (),
+}
+
+
+def moving(**overrides):
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_recipe("moving").with_overrides({**SHORT, **named})
+
+
+def batch_of(config):
+    source = open_sources(config)[0]
+    return source, next(iter(train_loader(config, source, Batches(config, len(source)))))
+
+
+def test_clips_are_drawn_anew_each_epoch_and_alike_for_all_frames():
+    config = moving(augment__scale=(0.3, 0.6), augment__ratio=(0.5, 2.0))
+    source, batch = batch_of(config)
+    assert batch.images.shape == (32, 1, 4, 12, 12)
+    dataset = train_loader(config, source, Batches(config, len(source))).dataset
+    first, again, later = (dataset[Key(epoch, 0, 3)].image for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+
+    class Still:
+        """The same picture in every frame: what differs afterwards, augmentation has done."""
+
+        def __len__(self):
+            return 1
+
+        def load(self, index, choose):
+            frames, _ = source.load(0, choose)
+            return [frames[0]] * len(frames), 0
+
+    dataset.source = Still()
+    frames = dataset[Key(0, 5, 0)].image
+    assert (frames == frames[:, :1]).all()
+    assert not torch.equal(dataset[Key(0, 6, 0)].image, frames)
+
+
+def test_frames_at_random_in_training_and_in_the_middle_in_evaluation():
+    chosen = []
+
+    class Counted:
+        def __len__(self):
+            return 4
+
+        def load(self, index, choose):
+            chosen.append(choose(60))
+            frames, _ = blank.load(0, lambda count: range(4))
+            return frames[: len(chosen[-1])], 0
+
+    config = moving(augment__hflip=0.5)
+    blank = open_sources(config)[0]
+    for frames in ("random", "uniform"):
+        dataset = train_loader(
+            moving(augment__frames=frames), blank, Batches(config, len(blank))
+        ).dataset
+        dataset.source = Counted()
+        dataset[Key(0, 0, 0)]
+        dataset[Key(1, 0, 0)]
+    loader = eval_loader(config, Counted(), View(12, 3, 0.5))
+    loader.dataset[Key(0, 0, 0)]
+    assert chosen[0] != chosen[1]
+    assert chosen[2] == chosen[3] == [7, 22, 37, 52]
+    assert chosen[4] == [20, 30, 40]
+
+
+def test_normalised_over_all_frames():
+    config = moving()
+    _, batch = batch_of(config)
+    found = Normalize(config, torch.device("cpu"))(batch.images)
+    expected = (batch.images.numpy() / 255 - config.data.mean[0]) / config.data.std[0]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One model that is told the time, LieRE, and one that is not."""
+    folders = {}
+    more = {"evaluate__frames": (8,), "evaluate__spans": (0.5,), "train__epochs": 3}
+    for name, fields in {
+        "told": {},
+        "liere": {"model__position": "liere", "train__epochs": 1},
+        "untold": {"model__axis_scale": (0, 1, 1), "train__epochs": 2},
+    }.items():
+        folders[name] = tmp_path_factory.mktemp("clips") / name
+        config = moving(**{**more, **fields})
+        train(config, folders[name], progress=False)
+        assert is_finished(config, folders[name])
+    return folders
+
+
+def test_only_who_is_told_the_time_knows_which_way(trained):
+    told, untold = ({e["view"]: e for e in evaluate_run(trained[n], progress=False)}
+                    for n in ("told", "untold"))  # fmt: skip
+    assert list(told) == ["12", "8 frames", "0.5 of the video"]
+    assert told["12"]["top1"] > 85
+    assert told["8 frames"]["top1"] > 75
+    assert 40 < untold["12"]["top1"] < 60
+    counts = np.array(told["12"]["taken_for"])
+    assert counts.sum(1).tolist() == [128, 128]
+    assert 100 * counts.trace() / 256 == told["12"]["top1"]
+
+
+def test_offsets_in_three_dimensions_change_nothing_if_the_rotations_commute(trained):
+    moved = {}
+    for name in ("told", "liere"):
+        model = load_run(trained[name])[1].double()
+        clips = torch.randn(4, 1, 4, 12, 12, dtype=torch.float64)
+        place = model.token_positions((4, 3, 3)).double()
+        offset = torch.tensor([[[100.0, -30.0, 7.0]], [[0.5, 0.0, 0.0]], [[0, 3, 0]], [[0, 0, 9]]])
+        with torch.no_grad():
+            here, there = model(clips, place), model(clips, place + offset.double())
+        moved[name] = float((there - here).abs().max() / here.std())
+    assert moved["told"] < 1e-8
+    assert moved["liere"] > 1e-2
+
+
+def test_a_finished_run_is_looked_at_in_new_ways(trained):
+    config = moving(evaluate__frames=(6, 8), evaluate__spans=(0.5,), train__epochs=3)
+    assert not is_finished(config, trained["told"])
+    result = train(config, trained["told"], progress=False)
+    assert set(result["top1"]) == {"12", "6 frames", "8 frames", "0.5 of the video"}
+
+
+def test_the_study_has_a_control(tmp_path):
+    found = reproduce(
+        "video",
+        out=tmp_path,
+        methods=["comrope-ld"],
+        overrides=[f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
+                   for k, v in SHORT.items()],
+        progress=False,
+    )  # fmt: skip
+    assert [cell["timeless"] for cell in found["cells"]] == [False, True]
+    folder = next(tmp_path.glob("video*"))
+    assert "not told the time" in (folder / "table.md").read_text()
+    assert (folder / "figure.png").stat().st_size > 10_000
+
+
+def test_swipes_told_apart():
+    counts = [[5, 3, 2], [1, 6, 0], [4, 0, 9]]
+    run = {"classes": ["LeftSwipe", "RightSwipe", "Stop"], "taken_for": counts}
+    assert told_apart({"runs": [run, run]}) == [100 * 11 / 15] * 2
+    assert told_apart({"runs": [{**run, "classes": ["a", "b", "c"]}]}) == []
+
+
+def test_the_papers_model():
+    config = load_recipe("ucf101_comrope-ap_p1")
+    model = build_model(config)
+    assert (model.train_grid, len(model.blocks)) == ((8, 14, 14), 8)
+    rope = model.blocks[0].attn.rope.method
+    assert (rope.head_dim, rope.num_heads, rope.num_axes) == (48, 8, 3)
+    for method in (*METHODS, "ape"):
+        assert load_recipe(f"ucf101_{method}_p0").model.position == method
+    assert list(views_of(config))[-3:] == [f"{s} of the video" for s in (0.25, 0.5, 0.75)]
+
+
+def test_runs_from_before_keep_their_names():
+    """Fields that came with clips say nothing of images."""
+    assert run_name(load_recipe("digits")) == "comrope-ld-b8-p1-s0-5d39fbc7"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model__tubelet": 3}, "model.tubelet: expected a divisor of data.frames 4, got 3"),
+        ({"augment__cutmix": 1.0}, "augment.cutmix: knows images only; expected 0, got 1"),
+        ({"augment__erase": 0.2}, "augment.erase: knows images only; expected 0, got 0.2"),
+        ({"data__frames": 0, "evaluate__frames": (4,)}, "data.frames: is 0"),
+        ({"model__axis_scale": (1, 1)}, "model.axis_scale: expected 3 numbers"),
+        ({"train__perturbation_axes": (3,)}, "train.perturbation_axes: expected numbers from 0 to"),
+        ({"evaluate__spans": (1.5,)}, "evaluate.spans: expected numbers up to 1"),
+        ({"data__name": "digits"}, "data.name: expected ucf101 or moving, got 'digits'"),
+    ],
+)
+def test_errors_name_the_field(fields, message):
+    with pytest.raises(UserError, match=message):
+        open_sources(moving(**fields))
+
+
+def test_frames_that_do_not_fill_tubelets(tmp_path):
+    config = moving(model__tubelet=2, evaluate__frames=(3,))
+    with pytest.raises(UserError, match=r"evaluate.frames: expected multiples of model.tubelet 2"):
+        train(config, tmp_path / "run", progress=False)
