@@ -20,3 +20,23 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def ucf(tmp_path_factory) -> Path:
+    """UCF-101's layout: two classes, two training videos and one validation video each."""
+    from experiments.videos import write_video  # it needs OpenCV
+
+    root = tmp_path_factory.mktemp("ucf")
+    for name in ("Emu", "Ant"):
+        for k in range(3):
+            write_video(root / "videos" / name / f"v_{name}_{k}.avi", 16)
+    lists = {
+        "classInd": "2 Ant\n1 Emu\n",
+        "trainlist01": "Emu/v_Emu_0.avi 1\nAnt/v_Ant_0.avi 2\nAnt/v_Ant_1.avi 2\nEmu/v_Emu_1.avi 1",
+        "testlist01": "Ant/v_Ant_2.avi\nEmu/v_Emu_2.avi\n",
+    }
+    (root / "splits").mkdir()
+    for name, text in lists.items():
+        (root / "splits" / f"{name}.txt").write_text(text)
+    return root

@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from comrope.experiments.clips import Clips, frame_numbers
 from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
 from comrope.experiments.randomness import derive, generator, seeded
 from comrope.experiments.sources import Source
-from comrope.experiments.video import Clips, frame_numbers
 from comrope.experiments.views import View, resolution_of, usual_view
 
 __all__ = ["Batch", "Normalize", "TrainBatches", "eval_loader", "train_loader"]

@@ -14,7 +14,7 @@ from comrope.experiments.config import Config, Data
 from comrope.experiments.errors import UserError
 from comrope.experiments.shards import Shards, split_names
 
-__all__ = ["Cached", "Digits", "Source", "open_sources"]
+__all__ = ["Cached", "Digits", "Source", "check_classes", "open_sources", "root_of"]
 
 
 # Besides timm's own .png, .jpg and .jpeg: it would pass over the others in silence.
@@ -119,12 +119,12 @@ def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, 
     if mode is None:
         raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
     if data.name == "digits":
-        _check_classes(data, 10, "digits")
+        check_classes(data, 10, "digits")
         return Digits(train=True, mode=mode) if train else None, Digits(train=False, mode=mode)
     splits = [data.train_split, data.val_split][0 if train else 1 :]
     opened: list[Source]
     if data.name == "shards":
-        opened = [Shards(_root(data), split, mode) for split in splits]
+        opened = [Shards(root_of(data), split, mode) for split in splits]
     else:
         opened = [Timm(dataset, mode) for dataset in _timm_sets(data, splits)]
     for split, source in zip(splits, opened, strict=True):
@@ -140,7 +140,7 @@ def _timm_sets(data: Data, splits: list[str]) -> list[Any]:
     first = _create(data, splits[0])
     classes = _classes(first, splits[0])
     if classes is not None:
-        _check_classes(data, len(classes), f"split {splits[0]!r} of {data.root}")
+        check_classes(data, len(classes), f"split {splits[0]!r} of {data.root}")
     if len(splits) == 1:
         return [first]
     train, val = splits
@@ -167,7 +167,7 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
     try:
         if slash:  # its classes are numbers already
             return create_dataset(data.name, root=data.root, split=split)
-        place = _place(_root(data), split)
+        place = _place(root_of(data), split)
         # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there.
         no_pickle: dict[str, Any] = {"cache_tarinfo": False} if place.suffix == ".tar" else {}
         return create_dataset(
@@ -178,7 +178,7 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
         raise UserError(f"data.root: {where} cannot be read: {error}") from None
 
 
-def _root(data: Data) -> str:
+def root_of(data: Data) -> str:
     if data.root is None:
         raise UserError("data.root: not given; say where the data is, --data PATH")
     if not Path(data.root).is_dir():
@@ -213,6 +213,6 @@ def _classes(dataset: Any, split: str) -> dict[str, int] | None:
     return classes or None
 
 
-def _check_classes(data: Data, found: int, where: str) -> None:
+def check_classes(data: Data, found: int, where: str) -> None:
     if found != data.num_classes:
         raise UserError(f"data.num_classes: {where} has {found} classes, got {data.num_classes}")

@@ -1,114 +1,27 @@
-"""Where clips come from: videos in UCF-101's layout, decoded with OpenCV, and moving shapes."""
+"""Videos: decoded with OpenCV, on demand or once and for all."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import random
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from comrope.experiments.clips import Choose, Clips, Moving, Reading, check_count
 from comrope.experiments.config import Data
 from comrope.experiments.errors import UserError
-from comrope.experiments.randomness import derive
-from comrope.experiments.shards import split_names
-from comrope.experiments.sources import _check_classes, _root
+from comrope.experiments.sources import check_classes, root_of
+from comrope.experiments.ucf101 import in_folders, in_list, list_folder
 
-__all__ = [
-    "CachedVideos",
-    "Clips",
-    "Moving",
-    "Videos",
-    "frame_numbers",
-    "moving_clip",
-    "open_clips",
-]
+__all__ = ["CachedVideos", "Videos", "open_clips"]
 
-FORMATS = (".avi", ".mp4", ".mkv", ".webm", ".mov")
-LISTS = dict.fromkeys(("train", "training"), "trainlist01")
-LISTS |= dict.fromkeys(("val", "validation", "valid", "test"), "testlist01")
 SAMPLE = 32  # videos, spread over all, from which the memory of all is estimated
 SHARE = 0.8  # of the memory there is: training wants the rest
-MOVING_CLIPS = {"train": 1024, "val": 256}
-
-Choose = Callable[[int], Sequence[int]]  # from a number of frames to ascending frame numbers
-Items = list[tuple[Path, int]]  # videos and their classes
-
-
-def frame_numbers(
-    count: int, frames: int, *, span: float = 1.0, rng: random.Random | None = None
-) -> list[int]:
-    """Which of ``count`` frames make a clip of ``frames``: ascending, some twice if there are few.
-
-    They are taken from a stretch that is ``span`` of the video, its middle one, cut into equal
-    segments: the middle frame of each. With ``rng`` it is any stretch and any frame of a segment.
-    """
-    if min(count, frames) < 1 or not 0 < span <= 1:
-        raise ValueError(
-            "count, frames, span: expected at least 1, at least 1 and a part of 1, got "
-            f"{count}, {frames} and {span}"
-        )
-    length = max(1, round(span * count))
-    if rng is None:
-        start = (count - length) // 2
-        return [start + (2 * k + 1) * length // (2 * frames) for k in range(frames)]
-    start = rng.randrange(count - length + 1)
-    edges = [start + k * length // frames for k in range(frames + 1)]
-    numbers = [rng.randrange(a, max(a + 1, b)) for a, b in itertools.pairwise(edges)]
-    # Edges are rounded down; half of the time up, so that neither direction of time is special.
-    return numbers if rng.randrange(2) else [count - 1 - n for n in reversed(numbers)]
-
-
-class Reading(NamedTuple):
-    """What was found of the chosen frames."""
-
-    said: int  # how many frames there are by the header, which may be wrong
-    numbers: Sequence[int]
-    frames: dict[int, Image.Image]  # those of the numbers that are there
-    seen: int  # how many frames there are up to the last of the numbers
-
-
-class Clips(ABC):
-    """Clips by number."""
-
-    classes: list[str]
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """What to call clip ``index`` when something is wrong with it."""
-
-    @abstractmethod
-    def target(self, index: int) -> int:
-        """Its class."""
-
-    @abstractmethod
-    def read(self, index: int, choose: Choose) -> Reading:
-        """The chosen of the frames that it says it has; an error of any kind if it has none."""
-
-    def load(self, index: int, choose: Choose) -> tuple[list[Image.Image], int]:
-        """The chosen frames and the class; an error of any kind if they cannot be read.
-
-        A header may be wrong by a few frames. Then the choice is made again, of those there are.
-        """
-        found = self.read(index, choose)
-        said, seen = found.said, found.seen
-        if found.numbers[-1] >= seen:
-            if said - seen > max(2, said / 10):
-                raise ValueError(f"truncated, {seen} of {said} frames")
-            _check_count(seen)
-            found = self.read(index, lambda _: choose(seen))
-        return [found.frames[n] for n in found.numbers], self.target(index)
 
 
 class Videos(Clips):
@@ -124,11 +37,11 @@ class Videos(Clips):
     ) -> None:
         _opencv()  # its absence stops the run here; in ``load`` it would make a video unreadable
         self.mode = mode
-        lists = _list_folder(Path(root))
+        lists = list_folder(Path(root))
         if lists is None:
-            self.classes, self.items = _in_folders(Path(root), split, classes)
+            self.classes, self.items = in_folders(Path(root), split, classes)
         else:
-            self.classes, self.items = _in_list(Path(root), lists, split)
+            self.classes, self.items = in_list(Path(root), lists, split)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -182,72 +95,6 @@ class CachedVideos(Clips):
         return Reading(said, numbers, there, len(frames))
 
 
-class Moving(Clips):
-    """Shapes that move to the left or to the right, made on the fly: only order tells which."""
-
-    def __init__(
-        self,
-        *,
-        train: bool,
-        mode: str = "RGB",
-        frames_available: int = 16,
-        size: int = 24,
-        clips: int | None = None,
-    ) -> None:
-        self.part = "train" if train else "val"
-        self.clips = MOVING_CLIPS[self.part] if clips is None else clips
-        if self.clips < 2 or self.clips % 2:
-            raise ValueError(f"clips: expected an even number, half a class, got {self.clips}")
-        self.mode, self.frames, self.size = mode, frames_available, size
-        self.classes = ["left", "right"]
-
-    def __len__(self) -> int:
-        return self.clips
-
-    def name(self, index: int) -> str:
-        return f"moving clip {index} ({self.part})"
-
-    def target(self, index: int) -> int:
-        return index % 2
-
-    def read(self, index: int, choose: Choose) -> Reading:
-        direction = (-1, 1)[self.target(index)]
-        clip = moving_clip(derive("moving", self.part, index), direction, self.frames, self.size)
-        numbers = choose(self.frames)
-        frames = {n: Image.fromarray(clip[n]).convert(self.mode) for n in numbers}
-        return Reading(self.frames, numbers, frames, self.frames)
-
-
-def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> np.ndarray:
-    """A shape that moves to the right (direction 1) or left (-1): (frames, size, size, 3), uint8.
-
-    The two clips of a seed are each other's reversal, noise and all.
-    """
-    if direction not in (-1, 1) or frames < 2 or size < 8:
-        raise ValueError(
-            "direction, frames, size: expected -1 or 1, at least 2 and at least 8, got "
-            f"{direction}, {frames} and {size}"
-        )
-    rng = np.random.default_rng(seed)
-    radius = rng.uniform(size / 10, size / 6)
-    margin = radius + 0.5  # half a pixel of soft edge
-    room = size - 1 - 2 * margin
-    travel = rng.uniform(0.25, 0.75) * room
-    x = margin + rng.uniform(0, room - travel) + travel * np.linspace(0, 1, frames)
-    y = (size - 1) / 2 + rng.uniform(-0.15, 0.15) * size
-    dx = np.arange(size) - x[:, None, None]  # (frames, 1, size)
-    dy = np.arange(size)[:, None] - y  # (size, 1)
-    outside = (  # how far a pixel is from the edge of a square, a disc and a triangle
-        np.maximum(abs(dx), abs(dy)) - radius,
-        np.hypot(dx, dy) - radius,
-        np.maximum(0 * dx + dy, 0.75**0.5 * abs(dx) - 0.5 * dy) - radius / 2,
-    )[rng.integers(3)]
-    cover = np.clip(0.5 - outside, 0, 1)[..., None]
-    colour, noise = rng.uniform(150, 255, 3), rng.uniform(0, 60, (frames, size, size, 3))
-    clip = (noise + cover * (colour - noise)).round().astype(np.uint8)
-    return clip[::direction]
-
-
 def open_clips(data: Data, *, train: bool = True) -> tuple[Clips | None, Clips]:
     """The training source (None unless asked for) and the validation source, checked."""
     mode = {1: "L", 3: "RGB"}.get(data.in_chans)
@@ -255,119 +102,18 @@ def open_clips(data: Data, *, train: bool = True) -> tuple[Clips | None, Clips]:
         raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
     opened: list[Clips] = []
     if data.name == "moving":
-        _check_classes(data, 2, "moving")
+        check_classes(data, 2, "moving")
         opened = [Moving(train=part, mode=mode) for part in (True, False)[0 if train else 1 :]]
     elif data.name == "ucf101":
         for split in (data.train_split, data.val_split)[0 if train else 1 :]:
             known = opened[0].classes if opened else None
-            opened.append(Videos(_root(data), split, mode, classes=known))
-            _check_classes(data, len(opened[-1].classes), f"split {split!r} of {data.root}")
+            opened.append(Videos(root_of(data), split, mode, classes=known))
+            check_classes(data, len(opened[-1].classes), f"split {split!r} of {data.root}")
     else:
         raise UserError(f"data.name: expected ucf101 or moving, got {data.name!r}")
     if data.cache:
         opened = [CachedVideos(source) for source in opened]
     return opened[0] if train else None, opened[-1]
-
-
-def _list_folder(root: Path) -> Path | None:
-    for folder in (root / "splits", root / "ucfTrainTestlist", root):
-        if (folder / "classInd.txt").is_file() or any(folder.glob("*list[0-9][0-9].txt")):
-            return folder
-    return None
-
-
-def _in_list(root: Path, lists: Path, split: str) -> tuple[list[str], Items]:
-    """The classes of classInd.txt, and the videos of a list."""
-    numbers = _class_numbers(lists / "classInd.txt")
-    places = (root / "videos", root / "UCF-101", root)
-    home = next((p for p in places if any((p / name).is_dir() for name in numbers)), None)
-    if home is None:
-        raise UserError(
-            f"data.root: expected folders of classes, such as {next(iter(numbers))}, in "
-            f"{' or '.join(map(str, places))}; found none"
-        )
-    path = lists / f"{split}.txt"
-    items = []
-    for where, line in _lines(path if path.is_file() else lists / f"{LISTS.get(split, split)}.txt"):
-        video, _, number = line.rpartition(" ")
-        if not number.isdecimal():
-            video, number = line, ""
-        name = PurePosixPath(video.strip().replace("\\", "/"))
-        if name.is_absolute() or PureWindowsPath(str(name)).drive or ".." in name.parts:
-            raise UserError(f"{where}: expected a path inside the data set, got {line!r}")
-        if len(name.parts) < 2 or name.parts[0] not in numbers:
-            raise UserError(
-                f"{where}: expected CLASS/VIDEO of a class in classInd.txt, got {line!r}"
-            )
-        expected = numbers[name.parts[0]]
-        if number and int(number) != expected:
-            raise UserError(
-                f"{where}: expected {expected}, the number that {name.parts[0]} has in "
-                f"classInd.txt, got {number}"
-            )
-        items.append((home / name, expected - 1))
-    return list(numbers), items
-
-
-def _class_numbers(path: Path) -> dict[str, int]:
-    """Classes and their numbers, in the order of these."""
-    found: dict[int, str] = {}
-    for where, line in _lines(path):
-        number, _, name = line.partition(" ")
-        if not re.fullmatch("[0-9]+", number) or not name:
-            raise UserError(f"{where}: expected a number and a class, got {line!r}")
-        if int(number) in found or name.strip() in found.values():
-            raise UserError(f"{where}: expected every number and class once, got {line!r} besides")
-        found[int(number)] = name.strip()
-    if max(found) != len(found) or min(found) != 1:
-        raise UserError(
-            f"{path}: expected numbers from 1 to {len(found)}, got {min(found)} to {max(found)}"
-        )
-    return {found[number]: number for number in sorted(found)}
-
-
-def _lines(path: Path) -> list[tuple[str, str]]:
-    """The lines of a list that are not blank, each behind the place to name if it is wrong."""
-    if not path.is_file():
-        others = ", ".join(sorted(file.name for file in path.parent.glob("*.txt"))[:8])
-        raise UserError(f"data.root: {path} is not there; found {others or 'no lists'}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    lines = enumerate(text.replace("\t", " ").split("\n"), 1)
-    found = [(f"{path}, line {number}", line.strip()) for number, line in lines if line.strip()]
-    if not found:
-        raise UserError(f"{path}: expected at least one line, got none")
-    return found
-
-
-def _in_folders(root: Path, split: str, classes: list[str] | None) -> tuple[list[str], Items]:
-    """The classes that the folders of a split name, and the videos in them."""
-    place = next((root / n for n in split_names(split) if (root / n).is_dir()), None)
-    if place is None:
-        found = ", ".join(sorted(path.name for path in root.iterdir())[:5])
-        raise UserError(
-            f"data.root: {root} has neither lists such as splits/classInd.txt nor a folder for "
-            f"split {split!r}; found {found or 'nothing'}"
-        )
-    folders = sorted(path for path in place.iterdir() if path.is_dir() and path.name[0] != ".")
-    known = [folder.name for folder in folders] if classes is None else classes
-    if unknown := [folder.name for folder in folders if folder.name not in known]:
-        raise UserError(
-            f"data.root: split {split!r} of {root} has classes that training has not: "
-            f"{', '.join(unknown[:5])}"
-        )
-    items: Items = []
-    for folder in folders:
-        # Not those that begin with a dot: macOS leaves such beside the files that it copies.
-        files = [p for p in folder.iterdir() if p.suffix.lower() in FORMATS and p.name[0] != "."]
-        if not files:
-            raise UserError(f"data.root: class {folder.name!r} of split {split!r} has no videos")
-        items += [(path, known.index(folder.name)) for path in sorted(files)]
-    if not items:
-        raise UserError(f"data.root: expected a folder for every class in {place}, found none")
-    return known, items
 
 
 def _opencv() -> Any:
@@ -427,13 +173,8 @@ def _decode(path: Path, choose: Choose, mode: str) -> Reading:
 def _count(path: Path) -> int:
     with _opened(path) as (capture, _):
         count = sum(1 for _ in iter(capture.grab, False))
-    _check_count(count)
+    check_count(count)
     return count
-
-
-def _check_count(count: int) -> None:
-    if count < 2:
-        raise ValueError("one frame is no clip" if count else "no frames")
 
 
 def _check_memory(kept: list[Any], videos: int) -> None:
