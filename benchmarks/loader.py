@@ -1,0 +1,104 @@
+"""Does training wait for its data? What loads and what trains, each alone, side by side.
+
+    python benchmarks/loader.py gesture5 --data PATH
+    python benchmarks/loader.py ucf101 --data PATH --clips 1000 data.workers=16 data.cache=false
+
+Loading goes over ``--clips`` images or clips, epoch after epoch if there are fewer, and tells the
+memory of all processes after a tenth, a half and all of them. Training repeats one batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.data import Batch, train_loader
+from comrope.experiments.distributed import create_accelerator
+from comrope.experiments.logs import machine
+from comrope.experiments.meter import Meter
+from comrope.experiments.run import Run
+from comrope.experiments.timing import seconds
+
+STEPS = 10
+
+
+def memory() -> float:
+    """MiB of this process and those that load for it, shared pages counted once."""
+    own = psutil.Process()
+    return sum(p.memory_full_info().uss for p in (own, *own.children(recursive=True))) / 2**20
+
+
+def load(run: Run, clips: int) -> tuple[Batch, dict[str, Any]]:
+    """A batch, and how fast they come."""
+    size = run.config.train.batch_size
+    batches = max(10, -(-clips // size))
+    stream = iter(train_loader(run.config, run.train_source, run.batches))
+    first = next(stream)  # processes have started
+    used, begun, unreadable = [], time.perf_counter(), len(first.unreadable)
+    for number in range(batches):
+        unreadable += len(next(stream).unreadable)
+        if number in (batches // 10, batches // 2, batches - 1):
+            used.append(round(memory()))
+    took = time.perf_counter() - begun
+    return first, {
+        "clips": batches * size,
+        "clips_per_second": batches * size / took,
+        "memory_mib": used,
+        "unreadable": unreadable,
+    }
+
+
+def train(run: Run, batch: Batch) -> float:
+    """Clips a second, if a batch were always there."""
+    meter, stream = Meter(run), itertools.repeat(batch)
+    device = run.accelerator.device
+    for _ in range(3):
+        run.one_step(stream, meter)
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            run.one_step(stream, meter)
+
+    return STEPS * run.config.train.batch_size / seconds(device, steps)
+
+
+def measure(config: Config, clips: int) -> dict[str, Any]:
+    accelerator = create_accelerator(config.train.device)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(config, Path(folder) / "run", accelerator, False)
+        batch, loading = load(run, clips)
+        training = train(run, batch)
+    each = max(1, config.data.frames)
+    return {
+        **loading,
+        "workers": config.data.workers,
+        "cache": config.data.cache,
+        "loaded_frames_per_second": each * loading["clips_per_second"],
+        "trained_frames_per_second": each * training,
+        "machine": machine(accelerator.device),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("recipe")
+    parser.add_argument("--data")
+    parser.add_argument("--clips", type=int, default=1000)
+    parser.add_argument("fields", nargs="*", help="such as data.workers=16")
+    args = parser.parse_intermixed_args()
+    config = load_recipe(args.recipe).with_overrides(args.fields)
+    if args.data:
+        config = config.with_overrides({"data.root": args.data})
+    print(json.dumps(measure(config, args.clips), indent=1))
+
+
+if __name__ == "__main__":
+    main()
