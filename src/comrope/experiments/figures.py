@@ -155,6 +155,7 @@ def _video(results: dict[str, Any]) -> Any:
                 _curve(axis, xs, [cell["top1"][views[x]] for x in xs], **style(cell, number))
         axis.set(xlabel=said, xticks=xs)
         axis.grid(alpha=0.25)
+        axis.sharey(axes[0, 0])
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
