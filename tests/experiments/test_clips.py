@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -212,3 +214,26 @@ def test_frames_that_do_not_fill_tubelets(tmp_path):
     config = moving(model__tubelet=2, evaluate__frames=(3,))
     with pytest.raises(UserError, match=r"evaluate.frames: expected multiples of model.tubelet 2"):
         train(config, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_bad_videos_are_named_or_skipped_and_counted(ucf, cache, tmp_path):
+    """One that is empty and one that is missing, in training and in validation."""
+    from experiments.videos import copied
+
+    root = copied(ucf, tmp_path / "data")
+    emu = root / "videos" / "Emu"
+    whole = emu.resolve()
+    emu.unlink()
+    shutil.copytree(whole, emu)
+    (emu / "v_Emu_0.avi").write_bytes(b"")
+    (emu / "v_Emu_2.avi").unlink()
+    fields = {"data__name": "ucf101", "data__root": str(root), "data__cache": cache}
+    fields |= {"train__batch_size": 4, "train__epochs": 3, "model__position": "comrope-torus"}
+    with pytest.raises(UserError, match=r"v_Emu_0.avi: cannot be read \(an empty file\)"):
+        train(moving(**fields), tmp_path / "stopped", progress=False)
+    result = train(moving(**fields, data__unreadable="skip"), tmp_path / "run", progress=False)
+    assert result["unreadable"] == {"training": 3, "validation": 1}
+    assert result["images"] == 1
+    assert result["classes"] == ["Emu", "Ant"]
+    assert sum(map(sum, result["taken_for"])) == 1
