@@ -1,0 +1,169 @@
+"""Detectors on a plain ViT, and the weights that they start from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backbones import small, tokenless
+
+from comrope.analysis import rotary_modules
+from comrope.models.detection import detector, load_timm_weights
+
+LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
+
+
+def tiny_detector(kind, vit=None, **options):
+    options = {"window": 3, "image_size": 96, "out_channels": 16, "global_blocks": (1,), **options}
+    few = {"rpn_post_nms_top_n_train": 50, "rpn_post_nms_top_n_test": 20}
+    few |= {"box_batch_size_per_image": 16}
+    return detector(kind, vit=vit or small(ape=True, init="zeros"), num_classes=4, **options, **few)
+
+
+def examples():
+    """Two boxes, one, and none, in images of three sizes."""
+    boxes = [[[5, 5, 40, 30], [20, 10, 60, 50]], [[0, 0, 30, 40]], []]
+    images = [torch.rand(3, 60, 80), torch.rand(3, 100, 41), torch.rand(3, 50, 50)]
+    targets = []
+    for image, its in zip(images, boxes, strict=True):
+        masks = torch.zeros(len(its), *image.shape[1:], dtype=torch.uint8)
+        for mask, (left, top, right, bottom) in zip(masks, its, strict=True):
+            mask[top:bottom, left:right] = 1
+        place = torch.tensor(its, dtype=torch.float32).reshape(-1, 4)
+        targets.append({"boxes": place, "labels": torch.ones(len(its)).long(), "masks": masks})
+    return images, targets
+
+
+@pytest.mark.parametrize("kind", ["mask", "box"])
+def test_a_step_of_training_and_what_is_found(kind):
+    pytest.importorskip("torchvision")
+    model = tiny_detector(kind)
+    images, targets = examples()
+    losses = model(images, targets)
+    assert ("loss_mask" in losses) == (kind == "mask")
+    assert all(loss.isfinite() for loss in losses.values())
+    sum(losses.values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    for part in (model.backbone.plain.vit.patches, model.backbone.pyramid, model.rpn):
+        assert all(p.grad.abs().sum() > 0 for p in part.parameters())
+    for rope in rotary_modules(model).values():
+        assert rope.method.P.grad.abs().sum() > 0
+    model.roi_heads.score_thresh = 0.0
+    with torch.no_grad():
+        found = model.eval()(images)
+    for image, each in zip(images, found, strict=True):
+        height, width = image.shape[1:]
+        assert len(each["boxes"]) == len(each["labels"]) == len(each["scores"]) > 0
+        assert (each["boxes"] >= 0).all()
+        assert (each["boxes"] <= torch.tensor([width, height, width, height])).all()
+        assert each["labels"].ge(1).all()
+        assert each["labels"].le(3).all()
+        if kind == "mask":
+            assert each["masks"].shape[1:] == (1, height, width)
+
+
+def test_strides_are_known_not_guessed():
+    """torchvision would take a low image, half of which is padding, for one of half the stride."""
+    pytest.importorskip("torchvision")
+    model = tiny_detector("mask").eval()
+    with torch.no_grad():
+        model([torch.rand(3, 36, 96)])
+    for pool in (model.roi_heads.box_roi_pool, model.roi_heads.mask_roi_pool):
+        assert pool.scales == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
+        assert (pool.map_levels.k_min, pool.map_levels.k_max) == (1, 4)
+
+
+def test_a_detector_learns_to_find_what_it_was_shown():
+    box_iou = pytest.importorskip("torchvision.ops").box_iou
+    model = tiny_detector("box")
+    images, targets = (each[:1] for each in examples())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = sum(model(images, targets).values())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+    with torch.no_grad():
+        found = model.eval()(images)[0]
+    sure = found["boxes"][found["scores"] > 0.5]
+    assert (box_iou(targets[0]["boxes"], sure).amax(1) > 0.5).all()
+
+
+def theirs(**options):
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 2}
+    model = timm.models.VisionTransformer(
+        **{**sizes, "mlp_ratio": 2.0, "num_classes": 7, **options}
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "ours"),
+    [
+        ({}, {}),
+        ({"init_values": 0.1}, {"layer_scale": 0.1}),
+        ({"no_embed_class": True}, {}),
+        (
+            {"class_token": False, "global_pool": "avg", "fc_norm": False},
+            {"class_token": False, "global_pool": "avg"},
+        ),
+    ],
+)
+def test_the_weights_of_timm_give_the_features_of_timm(options, ours):
+    model, vit, x = theirs(**options), small("ape", **ours).eval(), torch.randn(2, 3, 32, 32)
+    assert load_timm_weights(vit, model.state_dict()) == ((), ())
+    with torch.no_grad():
+        torch.testing.assert_close(
+            vit.forward_features(x), model.forward_features(x), rtol=1e-5, atol=1e-5
+        )
+        torch.testing.assert_close(vit(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_for_another_grid_another_task_and_new_angles():
+    weights = theirs().state_dict()
+    kept = {name: tensor.clone() for name, tensor in weights.items()}
+    own_grid, wider = small("ape").eval(), small("ape", img_size=(48, 64)).eval()
+    load_timm_weights(own_grid, weights)
+    load_timm_weights(wider, weights)
+    x = torch.randn(1, 3, 48, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(wider(x), own_grid(x), rtol=1e-5, atol=1e-5)
+    rotary = small("comrope-ld", ape=True, init="zeros", num_classes=5)
+    left_out, new = load_timm_weights(rotary, weights)
+    assert left_out == ("head.weight", "head.bias")
+    angles = {name for name in rotary.state_dict() if ".rope." in name}
+    assert set(new) == {"head.weight", "head.bias"} | angles
+    assert "pos_embed" in load_timm_weights(small("comrope-ld"), weights).left_out
+    assert "cls_token" in load_timm_weights(tokenless(), weights).left_out
+    assert all(torch.equal(kept[name], tensor) for name, tensor in weights.items())
+
+
+def test_weights_that_do_not_fit():
+    weights = theirs().state_dict()
+    with pytest.raises(ValueError, match=r"expected patch_embed.proj.weight to fill patches.proj"):
+        load_timm_weights(small("ape", patch_size=16), weights)
+    with pytest.raises(ValueError, match=r"pos_embed of .* got 15 rows"):
+        load_timm_weights(small("ape"), {**weights, "pos_embed": torch.zeros(1, 15, 48)})
+    with pytest.raises(ValueError, match="vit: expected 2 axes, those of an image, got 1"):
+        load_timm_weights(small("ape", img_size=(32,), patch_size=(8,)), weights)
+
+
+def test_errors_of_the_detector_name_the_argument():
+    for options, message in (
+        ({"kind": "keypoint"}, "kind: expected one of mask, box, got 'keypoint'"),
+        ({"vit": small(patch_size=2)}, r"vit: expected square patches .* got \(2, 2\)"),
+        ({"vit": small(patch_size=(8, 4))}, r"vit: expected square patches .* got \(8, 4\)"),
+        ({"image_size": 0}, "image_size: expected an integer of at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tiny_detector(**{"kind": "box", **options})
+    with pytest.raises(ValueError, match="num_classes: expected an integer of at least 2, got 1"):
+        detector(vit=small(), num_classes=1)
