@@ -33,15 +33,15 @@ STEPS = 10
 def memory() -> float:
     """MiB of this process and those that load for it, shared pages counted once."""
     own = psutil.Process()
-    return sum(p.memory_full_info().uss for p in (own, *own.children(recursive=True))) / 2**20
+    return sum(p.memory_full_info().pss for p in (own, *own.children(recursive=True))) / 2**20
 
 
 def load(run: Run, clips: int) -> tuple[Batch, dict[str, Any]]:
     """A batch, and how fast they come."""
-    size = run.config.train.batch_size
-    batches = max(10, -(-clips // size))
     stream = iter(train_loader(run.config, run.train_source, run.batches))
     first = next(stream)  # processes have started
+    size = len(first.targets)
+    batches = max(10, -(-clips // size))
     used, begun, unreadable = [], time.perf_counter(), len(first.unreadable)
     for number in range(batches):
         unreadable += len(next(stream).unreadable)
@@ -67,11 +67,13 @@ def train(run: Run, batch: Batch) -> float:
         for _ in range(STEPS):
             run.one_step(stream, meter)
 
-    return STEPS * run.config.train.batch_size / seconds(device, steps)
+    parts = run.config.train.accumulate
+    return STEPS * parts * len(batch.targets) / seconds(device, steps)
 
 
 def measure(config: Config, clips: int) -> dict[str, Any]:
     accelerator = create_accelerator(config.train.device)
+    config = config.with_overrides({"train.epochs": 10**6})  # never the last batch
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder) / "run", accelerator, False)
         batch, loading = load(run, clips)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from comrope import checks
+from comrope.precision import numbers_like
 
 __all__ = ["check_positions", "grid", "perturb", "relative", "shift", "with_class_token"]
 
@@ -152,11 +153,6 @@ def _per_sample(positions: Tensor, batch_size: int | None) -> Tensor:
             f"expected None, got {batch_size}"
         )
     return positions.expand(batch_size, -1, -1)
-
-
-def numbers_like(values: Sequence[float], positions: Tensor) -> Tensor:
-    """(N,), filled where the positions are: numbers sent to a GPU make it wait for the CPU."""
-    return torch.stack([positions.new_full((), value) for value in values])
 
 
 def _randn(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["compute_dtype", "no_autocast", "settled_when_compiled", "tf32_allowed", "widen"]
+__all__ = [
+    "compute_dtype",
+    "no_autocast",
+    "numbers_like",
+    "settled_when_compiled",
+    "tf32_allowed",
+    "widen",
+]
 
 Answer = TypeVar("Answer")
+
+
+def numbers_like(values: Sequence[float], like: Tensor) -> Tensor:
+    """(N,), of the dtype of ``like`` and filled where it is: numbers sent to a GPU make it wait for
+    the CPU."""
+    return torch.stack([like.new_full((), value) for value in values])
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:

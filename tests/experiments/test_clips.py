@@ -15,11 +15,13 @@ from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, evaluate_run, load_run
 from comrope.experiments.reproduce import reproduce
 from comrope.experiments.sources import open_sources
+from comrope.experiments.start import begin_with
 from comrope.experiments.studies import run_name
 from comrope.experiments.tables import told_apart
 from comrope.experiments.train import is_finished, train
 from comrope.experiments.views import View, views_of
 from comrope.methods import METHODS
+from experiments.runs import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = {
@@ -198,7 +200,8 @@ def test_runs_from_before_keep_their_names():
         ({"model__tubelet": 3}, "model.tubelet: expected a divisor of data.frames 4, got 3"),
         ({"augment__cutmix": 1.0}, "augment.cutmix: knows images only; expected 0, got 1"),
         ({"augment__erase": 0.2}, "augment.erase: knows images only; expected 0, got 0.2"),
-        ({"data__frames": 0, "evaluate__frames": (4,)}, "data.frames: is 0"),
+        ({"data__name": "folder", "data__frames": 0, "evaluate__frames": (4,)}, "data.frames: is"),
+        ({"data__frames": 0}, "data.frames: moving is of clips; expected at least 1, got 0"),
         ({"model__axis_scale": (1, 1)}, "model.axis_scale: expected 3 numbers"),
         ({"train__perturbation_axes": (3,)}, "train.perturbation_axes: expected numbers from 0 to"),
         ({"evaluate__spans": (1.5,)}, "evaluate.spans: expected numbers up to 1"),
@@ -230,10 +233,44 @@ def test_bad_videos_are_named_or_skipped_and_counted(ucf, cache, tmp_path):
     (emu / "v_Emu_2.avi").unlink()
     fields = {"data__name": "ucf101", "data__root": str(root), "data__cache": cache}
     fields |= {"train__batch_size": 4, "train__epochs": 3, "model__position": "comrope-torus"}
+    lost = r"split 'testlist01' has 1 videos that are not there, such as .*v_Emu_2.avi"
+    with pytest.raises(UserError, match=lost):
+        train(moving(**fields, data__val_split="testlist01"), tmp_path / "no", progress=False)
+    shutil.copy(whole / "v_Emu_2.avi", emu)
     with pytest.raises(UserError, match=r"v_Emu_0.avi: cannot be read \(an empty file\)"):
         train(moving(**fields), tmp_path / "stopped", progress=False)
+    (emu / "v_Emu_2.avi").unlink()
     result = train(moving(**fields, data__unreadable="skip"), tmp_path / "run", progress=False)
     assert result["unreadable"] == {"training": 3, "validation": 1}
+    again = moving(**fields, data__unreadable="skip", evaluate__frames=(2,))
+    result = train(again, tmp_path / "run", progress=False)  # skipping is for new views too
+    assert "2 frames" in result["top1"]
     assert result["images"] == 1
     assert result["classes"] == ["Emu", "Ant"]
     assert sum(map(sum, result["taken_for"])) == 1
+
+
+def test_angles_of_images_are_not_those_of_clips(tmp_path):
+    """Of ComRoPE-AP they would fit; the blocks of a head turn with other axes then."""
+    size = {"model__name": "vit_nanovideo_patch4_12", "model__position": "comrope-ap"}
+    train(tiny(**size, train__epochs=1), tmp_path / "images", progress=False)
+    config = moving(model__position="comrope-ap", train__start_from=str(tmp_path / "images"))
+    model = build_model(config)
+    before = model.blocks[0].attn.rope.method.P.clone()
+    started = begin_with(model, config)
+    assert torch.equal(model.blocks[0].attn.rope.method.P, before)
+    assert "blocks.0.attn.rope.method.P" in started["new"]
+
+
+def test_evaluation_counts_a_bad_clip_once(ucf, tmp_path):
+    """The last batch is filled up with nothing, not with the last clip again."""
+    from experiments.videos import copied
+
+    root = copied(ucf, tmp_path / "data")
+    (root / "splits" / "testlist01.txt").write_text(
+        "Ant/v_Ant_2.avi\nEmu/v_Emu_2.avi\nAnt/v_Ant_1.avi\nEmu/v_Emu_7.avi\n"
+    )
+    fields = {"data__name": "ucf101", "data__root": str(root), "data__unreadable": "skip"}
+    config = moving(**fields, evaluate__batch_size=3)
+    loader = eval_loader(config, open_sources(config, train=False)[1], View(12, 4))
+    assert [len(batch.unreadable) for batch in loader] == [0, 1]

@@ -190,3 +190,19 @@ def test_more_than_the_memory_is_not_cached(ucf, monkeypatch):
 
 def test_there_is_some_memory():
     assert 2**20 < video._memory() < 2**50
+
+
+def test_splits_with_videos_in_common_are_refused(ucf, tmp_path):
+    root = copied(ucf, tmp_path)
+    (root / "splits" / "testlist01.txt").write_text("Ant/v_Ant_0.avi\nAnt/v_Ant_2.avi\n")
+    with pytest.raises(UserError, match=r"data.val_split: .* 1 videos in common, such as .*Ant_0"):
+        open_clips(data_of(root))
+    assert len(open_clips(data_of(root), train=False)[1]) == 2
+
+
+def test_validation_folders_are_numbered_as_training_whoever_asks(ucf, tmp_path):
+    root = in_folders(ucf, tmp_path)
+    for train in (True, False):
+        val = open_clips(data_of(root, train_split="train", val_split="val"), train=train)[1]
+        assert val.classes == ["Ant", "Emu"]
+        assert {val.target(index) for index in range(len(val))} == {1}

@@ -90,3 +90,12 @@ def test_a_swapped_model_is_gone_when_nobody_keeps_it(family):
         assert [weight() for weight in weights if weight() is not None] == []
     finally:
         gc.enable()
+
+
+def test_a_shallow_copy_of_a_layer_that_is_gone_says_so():
+    model = comrope.swap(build("vit"))
+    kept = copy.copy(next(m for m in model.modules() if "forward" in vars(m)))
+    del model
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"copy.deepcopy, not copy.copy"):
+        kept(torch.zeros(1, 4, 32))

@@ -45,6 +45,7 @@ def test_the_scale_of_an_axis_is_that_of_its_coordinates():
     torch.testing.assert_close(scaled(x), plain(x, everything))
     torch.testing.assert_close(scaled(x, places), plain(x, everything))
     assert plain.axis_scale is None
+    assert nano("none", axis_scale=0).axis_scale == (0, 0, 0)
 
 
 @pytest.mark.parametrize("tubelet", [1, 2, 3])
@@ -65,8 +66,9 @@ def test_scales_that_do_not_fit(scale, message):
         nano(axis_scale=scale)
 
 
-def test_saved_with_its_scale(tmp_path):
-    model = nano(axis_scale=TIMELESS)
+@pytest.mark.parametrize("scale", [TIMELESS, 2.0, 0])
+def test_saved_with_its_scale(scale, tmp_path):
+    model = nano(axis_scale=scale)
     model.save_pretrained(tmp_path)
     again = comrope.models.ViT.from_pretrained(tmp_path).eval()
     x = torch.randn(1, 1, 6, 8, 8)

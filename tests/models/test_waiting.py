@@ -59,3 +59,13 @@ def test_what_is_sent_is_seen():
         assert crossings(lambda: there + torch.tensor([1.0, 2.0, 3.0], device="cuda"))
         with pytest.raises(RuntimeError, match="nonzero"):
             crossings(lambda: there[there > 0])
+
+
+def test_frequencies_that_were_given_are_not_sent_each_time():
+    with FakeTensorMode():
+        rope = comrope.RotaryEmbedding(
+            "rope", num_heads=2, head_dim=8, num_axes=1, frequencies=[1.0, 0.3, 0.2, 0.1],
+            backend="spectral", device="cuda",
+        )  # fmt: skip
+        q, place = torch.empty(1, 2, 5, 8, device="cuda"), torch.empty(5, 1, device="cuda")
+        assert crossings(lambda: rope(q, q, place)) == []

@@ -18,7 +18,7 @@ from comrope.integrations import swap
 __all__ = ["Adopted", "adopt", "pretrained_weights"]
 
 # What a model of timm decides by itself.
-ITS_OWN = ("class_token", "global_pool", "layer_scale")
+ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale")
 
 
 class Adopted(nn.Module):

@@ -22,6 +22,7 @@ __all__ = [
     "differences",
     "load_recipe",
     "recipe_names",
+    "runtime",
     "to_dict",
     "to_yaml",
 ]
@@ -197,6 +198,12 @@ def decisive(config: Config) -> dict[str, Any]:
     if config.train.start_from:  # a run is known by its name: folders are moved
         found["train.start_from"] = Path(os.path.abspath(config.train.start_from)).name
     return found
+
+
+def runtime(config: Config) -> dict[str, Any]:
+    """The fields that do not, by dotted name."""
+    tree = to_dict(config)
+    return {name: tree[name.split(".")[0]][name.split(".")[1]] for name in sorted(RUNTIME)}
 
 
 def differences(mine: Config, theirs: Config) -> list[str]:

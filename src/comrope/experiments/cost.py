@@ -14,6 +14,7 @@ from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.distributed import autocast, create_accelerator
+from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, compile_blocks
 from comrope.experiments.logs import progress_bar
 from comrope.experiments.timing import (
@@ -98,6 +99,8 @@ def measure(base: Config, *, methods: Sequence[str] = (), progress: bool = True)
     The methods take turns, so that a machine that slows down slows all of them. Compiled ones come
     one after the other: what was compiled for many models in one process is slow to look up.
     """
+    if frames := base.data.frames:
+        raise UserError(f"data.frames: the cost is that of images; expected 0, got {frames}")
     accelerator = create_accelerator(base.train.device)
     batch = min(base.train.batch_size, BATCH.get(accelerator.device.type, 128))
     chosen = [row for row in ROWS if not methods or row[0] in (*methods, "rope")]

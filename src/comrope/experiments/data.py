@@ -75,7 +75,7 @@ class Images(Dataset[Item]):
     def __getitem__(self, key: Key) -> Item:
         unreadable: list[str] = []
         image, target, fatal = self.blank, IGNORED, None
-        for attempt in range(self.retries):
+        for attempt in range(self.retries if key.place >= 0 else 0):
             index = (key.image + attempt) % len(self.source)
             try:
                 image, target = self._load(index, key)
@@ -92,8 +92,6 @@ class Images(Dataset[Item]):
                     break
                 if attempt == RETRIES - 1:
                     fatal = f"{unreadable[0]} and the {attempt} images after it cannot be read"
-        if key.place < 0:
-            target = IGNORED
         return Item(self._augmented(image, key), target, unreadable, fatal)
 
     def _load(self, index: int, key: Key) -> tuple[Any, int]:

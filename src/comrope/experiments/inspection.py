@@ -83,9 +83,9 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
     if ropes:
         facts["layers"] = _layers(config, model, ropes)
         if model.num_axes == 2:
-            pictures.append(_save(_similarity(ropes), out, "similarity"))
+            pictures.append(_save(_similarity(ropes, model), out, "similarity"))
         pictures += [
-            _save(_spectra(ropes), out, "spectra"),
+            _save(_spectra(ropes, model), out, "spectra"),
             _save(_commutators(ropes), out, "commutators"),
             _save(_offset(ropes, model), out, "offset"),
             _save(_elements(model), out, "elements"),
@@ -98,20 +98,26 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
 def _layers(
     config: Config, model: ViT, ropes: dict[str, RotaryEmbedding]
 ) -> list[dict[str, float | str]]:
-    moved = angles_moved(config, model)
-    positions = coordinates.grid(model.train_grid)
+    moved, scale = angles_moved(config, model), _scale(model)
+    positions = scale * coordinates.grid(model.train_grid)
     return [
         {
             "layer": name,
             "moved": moved[name],
             "commutator": float(analysis.commutator_norms(rope).max()),
             "offset_sensitivity": analysis.offset_sensitivity(
-                rope, positions, 1.0, generator=torch.Generator().manual_seed(0)
+                rope, positions, scale, generator=torch.Generator().manual_seed(0)
             ),
-            "frequency": float(analysis.axis_frequencies(rope).mean()),
+            "frequency": float((scale @ analysis.axis_frequencies(rope).flatten(1)).mean())
+            / model.num_axes,
         }
         for name, rope in ropes.items()
     ]
+
+
+def _scale(model: ViT) -> Tensor:
+    """What the model multiplies the coordinates of each axis with before its rotations see them."""
+    return torch.tensor(model.axis_scale or (1.0,) * model.num_axes)
 
 
 def _save(figure: Any, out: Path, name: str) -> Path:
@@ -131,8 +137,8 @@ def _chosen(ropes: dict[str, RotaryEmbedding], count: int) -> list[tuple[str, Ro
     return [(name, ropes[name]) for name in names]
 
 
-def _similarity(ropes: dict[str, RotaryEmbedding]) -> Any:
-    fine, center = coordinates.grid(FINE), torch.tensor([0.5, 0.5])
+def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
+    fine, center = _scale(model) * coordinates.grid(FINE), 0.5 * _scale(model)
     layers = _chosen(ropes, 4)
     heads = min(6, layers[0][1].method.num_heads)
     figure, axes = figures.new_figure(heads, len(layers), width=2.0, height=2.0)
@@ -164,14 +170,14 @@ def _ape_maps(model: ViT) -> Any:
     return figure
 
 
-def _spectra(ropes: dict[str, RotaryEmbedding]) -> Any:
+def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
     """Where the frequencies lie: against each other for two axes, else each sorted."""
     layers = _chosen(ropes, 6)
     figure, axes = figures.new_figure(len(layers), width=3.2, height=3.2)
     for axis, (name, rope) in zip(axes[0], layers, strict=True):
         axis.set_title(_short(name), fontsize=10)
         try:
-            frequencies = rope.spectrum()[1].detach().flatten(1)
+            frequencies = _scale(model)[:, None] * rope.spectrum()[1].detach().flatten(1)
         except ValueError:  # LieRE: no common basis, so no pairs
             frequencies = None
         if frequencies is not None and len(frequencies) == 2:
@@ -182,7 +188,8 @@ def _spectra(ropes: dict[str, RotaryEmbedding]) -> Any:
             axis.axhline(0, color="0.8", zorder=0)
             axis.axvline(0, color="0.8", zorder=0)
         else:
-            for number, own in enumerate(analysis.axis_frequencies(rope).flatten(1)):
+            found = _scale(model)[:, None] * analysis.axis_frequencies(rope).flatten(1)
+            for number, own in enumerate(found):
                 axis.plot(own.sort().values, label=f"axis {number}")
             axis.set(xlabel="plane, sorted", ylabel="|ω|")
             axis.legend(frameon=False, fontsize=8)
@@ -207,11 +214,12 @@ def _commutators(ropes: dict[str, RotaryEmbedding]) -> Any:
 
 def _offset(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
     figure, axes = figures.new_figure(1, width=7.0, height=3.8)
-    positions = coordinates.grid(model.train_grid)
+    scale = _scale(model)
+    positions = scale * coordinates.grid(model.train_grid)
     for name, rope in _chosen(ropes, 6):
         noise = torch.Generator()
         moves = [
-            analysis.offset_sensitivity(rope, positions, o, generator=noise.manual_seed(0))
+            analysis.offset_sensitivity(rope, positions, o * scale, generator=noise.manual_seed(0))
             for o in OFFSETS
         ]
         axes[0, 0].loglog(OFFSETS, [max(m, 1e-9) for m in moves], "o-", label=_short(name))

@@ -87,6 +87,8 @@ def _check_clips(config: Config) -> None:
                 raise UserError(f"augment.{name}: knows images only; expected 0, got {value:g}")
         if model.name.startswith(TIMM):
             raise UserError(f"data.frames: {model.name} knows images only; expected 0")
+    elif config.data.name in ("moving", "ucf101"):
+        raise UserError(f"data.frames: {config.data.name} is of clips; expected at least 1, got 0")
     elif evaluate.frames or evaluate.spans or model.tubelet > 1:
         raise UserError("data.frames: is 0, so there are no clips to cut or to evaluate")
     if len(model.axis_scale) not in (0, axes):

@@ -26,16 +26,18 @@ APE = re.compile(r"(^|\.)(ape\.codebook|pos_embed)$")
 def begin_with(model: nn.Module, config: Config) -> dict[str, Any]:
     """Fill a model, sharded or not, with the weights of ``train.start_from``: a run's, or timm's.
 
-    The angles of another method than the run's stay as they are, and the head for another number
-    of classes; the run's own absolute positions and angles may be left out. Anything else that does
-    not fit is an error. Returns where it started, what is new and what was left out.
+    The angles of another method than the run's, or of other axes, stay as they are, and the head
+    for another number of classes; the run's own absolute positions and angles may be left out.
+    Anything else that does not fit is an error. Returns where it started, what is new and what was
+    left out.
     """
-    tensors, method, classes = _weights(config)
+    tensors, method, classes, frames = _weights(config)
     own = model.state_dict()
     # Absolute positions that a model of timm does not use any more.
     away = {name for name, p in model.named_parameters() if not p.requires_grad}
     new = set()
-    if method != config.model.position:
+    # On other axes than they were trained for, angles that happen to fit mean something else.
+    if method != config.model.position or bool(frames) != bool(config.data.frames):
         new |= {name for name in own if ANGLES.search(name)}
     if classes != config.data.num_classes:
         new |= {name for name in own if HEAD.search(name)}
@@ -52,16 +54,17 @@ def begin_with(model: nn.Module, config: Config) -> dict[str, Any]:
     return {"start": config.train.start_from, "new": sorted(new), "left_out": left_out}
 
 
-def _weights(config: Config) -> tuple[dict[str, Tensor], str, int]:
-    """Tensors by name, the position encoding that they were trained with, and how many classes."""
+def _weights(config: Config) -> tuple[dict[str, Tensor], str, int, int]:
+    """Tensors by name; the position encoding that they were trained with, and how many classes and
+    frames."""
     start = config.train.start_from
     if not start:
         raise UserError("train.start_from: not given; say which run to start from")
     if start.startswith(TIMM):
         tensors, classes = pretrained_weights(config, start)
-        return tensors, "ape", classes
+        return tensors, "ape", classes, 0
     theirs, tensors = read_weights(Path(start), "train.start_from")
-    return tensors, theirs.model.position, theirs.data.num_classes
+    return tensors, theirs.model.position, theirs.data.num_classes, theirs.data.frames
 
 
 def _misfits(

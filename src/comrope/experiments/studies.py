@@ -194,7 +194,7 @@ def run_name(config: Config) -> str:
     fields = [
         (name, value)
         for name, value in decisive(config).items()
-        if name not in LATER or value != usual[name]
+        if name not in LATER or (value or None) != (usual[name] or None)
     ]
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
     model, train = config.model, config.train

@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from comrope.experiments.config import Config
+from comrope.experiments.config import Config, runtime
 from comrope.experiments.distributed import create_accelerator, same_for_all
 from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.evaluate import evaluate_run
@@ -51,12 +51,7 @@ def _with_more_views(
         raise UserError(f"out: not every process sees {out}; it must be on storage that all share")
     missing = [name for name in views_of(config) if name not in result["top1"]]
     if missing:
-        asked = config.evaluate
-        fields = {"train.device": config.train.device, "evaluate.resolutions": asked.resolutions}
-        fields |= {"evaluate.frames": asked.frames, "evaluate.spans": asked.spans}
-        found = evaluate_run(
-            out, overrides=fields, data=config.data.root, only=missing, progress=progress
-        )
+        found = evaluate_run(out, overrides=runtime(config), only=missing, progress=progress)
         result["top1"].update({entry["view"]: entry["top1"] for entry in found})
         if accelerator.is_main_process:
             write_result(out, result)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from comrope.experiments.errors import UserError
 from comrope.experiments.shards import split_names
 
-__all__ = ["Items", "in_folders", "in_list", "list_folder"]
+__all__ = ["Items", "in_folders", "in_list", "list_folder", "training_classes"]
 
 FORMATS = (".avi", ".mp4", ".mkv", ".webm", ".mov")
 LISTS = dict.fromkeys(("train", "training"), "trainlist01")
@@ -88,6 +88,15 @@ def _lines(path: Path) -> list[tuple[str, str]]:
     if not found:
         raise UserError(f"{path}: expected at least one line, got none")
     return found
+
+
+def training_classes(root: Path, split: str) -> list[str] | None:
+    """The classes of folders without lists, by which validation is numbered; None if unknown."""
+    places = [root / name for name in split_names(split)]
+    place = next((path for path in places if path.is_dir()), None)
+    if list_folder(root) is not None or place is None:
+        return None
+    return sorted(p.name for p in place.iterdir() if p.is_dir() and p.name[0] != ".") or None
 
 
 def in_folders(root: Path, split: str, classes: list[str] | None) -> tuple[list[str], Items]:

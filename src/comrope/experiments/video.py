@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from comrope.experiments.clips import Choose, Clips, Moving, Reading, check_coun
 from comrope.experiments.config import Data
 from comrope.experiments.errors import UserError
 from comrope.experiments.sources import check_classes, root_of
-from comrope.experiments.ucf101 import in_folders, in_list, list_folder
+from comrope.experiments.ucf101 import in_folders, in_list, list_folder, training_classes
 
 __all__ = ["CachedVideos", "Videos", "open_clips"]
 
@@ -105,15 +105,35 @@ def open_clips(data: Data, *, train: bool = True) -> tuple[Clips | None, Clips]:
         check_classes(data, 2, "moving")
         opened = [Moving(train=part, mode=mode) for part in (True, False)[0 if train else 1 :]]
     elif data.name == "ucf101":
-        for split in (data.train_split, data.val_split)[0 if train else 1 :]:
-            known = opened[0].classes if opened else None
-            opened.append(Videos(root_of(data), split, mode, classes=known))
-            check_classes(data, len(opened[-1].classes), f"split {split!r} of {data.root}")
+        opened = list(_open_videos(data, mode, train))
     else:
         raise UserError(f"data.name: expected ucf101 or moving, got {data.name!r}")
     if data.cache:
         opened = [CachedVideos(source) for source in opened]
     return opened[0] if train else None, opened[-1]
+
+
+def _open_videos(data: Data, mode: str, train: bool) -> Sequence[Videos]:
+    """Both splits or the second, and nothing that is found wrong only when it is loaded."""
+    opened: list[Videos] = []
+    for split in (data.train_split, data.val_split)[0 if train else 1 :]:
+        root = root_of(data)
+        known = opened[0].classes if opened else training_classes(Path(root), data.train_split)
+        opened.append(Videos(root, split, mode, classes=known))
+        check_classes(data, len(opened[-1].classes), f"split {split!r} of {root}")
+        missing = [path for path, _ in opened[-1].items if not path.exists()]
+        if missing and data.unreadable == "stop":
+            raise UserError(
+                f"data.root: split {split!r} has {len(missing)} videos that are not there, such as "
+                f"{missing[0]}; data.unreadable=skip would go on without them"
+            )
+    both = set.intersection(*({path for path, _ in source.items} for source in opened))
+    if both and train:
+        raise UserError(
+            f"data.val_split: {data.val_split} and data.train_split {data.train_split} have "
+            f"{len(both)} videos in common, such as {min(both)}"
+        )
+    return opened
 
 
 def _opencv() -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from comrope import checks
 from comrope import positions as coordinates
+from comrope.precision import numbers_like
 
 __all__ = ["CLASS_POSITIONS", "Places", "axial", "centred", "relative"]
 
@@ -187,4 +188,4 @@ class Places:
 def _like(size: Any, index: Tensor) -> Tensor:
     if isinstance(size, Tensor):
         return size.to(index)
-    return coordinates.numbers_like(size, index)
+    return numbers_like(size, index)

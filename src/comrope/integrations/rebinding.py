@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["ROTATION", "names_in", "rebind_forward", "rebound", "restore_forward"]
+__all__ = ["ROTATION", "names_in", "rebind_forward", "rebound", "restore_forward", "still_there"]
 
 ROTATION = "comrope"  # the name of what each attention layer gets
 
@@ -55,7 +55,18 @@ class Forward:
         self.function = self.make(type(layer))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self._layer(), *args, **kwargs)
+        return self.function(still_there(self._layer), *args, **kwargs)
+
+
+def still_there(layer: Any) -> nn.Module:
+    """The layer that a weak reference is of."""
+    found = layer()
+    if found is None:
+        raise RuntimeError(
+            "a part of a swapped layer was copied and the layer itself is gone: copy swapped "
+            "models and layers with copy.deepcopy, not copy.copy"
+        )
+    return found
 
 
 def rebind_forward(layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:

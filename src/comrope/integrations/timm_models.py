@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from comrope.angles import plane_generators
 from comrope.integrations.places import Places, axial, centred, relative
-from comrope.integrations.rebinding import ROTATION
+from comrope.integrations.rebinding import ROTATION, still_there
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["TIMM_MODELS", "is_timm_model", "swap_timm_model"]
@@ -44,7 +44,7 @@ class TurnedQueries:
 
     @property
     def rotation(self) -> Any:
-        return getattr(self._layer(), ROTATION)
+        return getattr(still_there(self._layer), ROTATION)
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         self.angles = self.rotation.angles().with_spectrum()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from comrope import checks
 from comrope.angles import Angles, plane_generators
+from comrope.precision import numbers_like
 
 __all__ = ["INITS", "Method", "axis_of_block", "joint_angles", "rope_frequencies", "skew_part"]
 
@@ -244,7 +245,7 @@ def rope_frequencies(
         one_axis = base**-exponents
     else:
         # Nothing here may wait for a GPU: a forward pass of vanilla RoPE begins with it.
-        one_axis = torch.tensor(given, dtype=torch.float64).to(device, non_blocking=True)
+        one_axis = numbers_like(given, torch.empty(0, device=device, dtype=torch.float64))
     one_axis = one_axis.view(num_blocks // num_axes, block_size // 2)
     beside = 1 if axis_order == "alternating" else 0  # where the other axes stand
     every = torch.stack([one_axis] * num_axes, beside).flatten(0, 1)

@@ -133,7 +133,7 @@ RULES: dict[str, Rule] = {
     "ape": _YES_OR_NO,
     "block_size": _whole(2, 2**16),
     "init": _TEXT,
-    "axis_scale": _or_null(_several(_number(-1e6, 1e6), MOST_AXES)),
+    "axis_scale": _or_null(_several(_number(-1e30, 1e30), MOST_AXES)),
     "rope_units": _TEXT,
     "base": _or_null(_number(0, 1e30)),
     "class_token": _YES_OR_NO,

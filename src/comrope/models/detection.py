@@ -22,6 +22,7 @@ from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions
 from comrope.models.pyramid import LEVELS, SimplePyramid, through_windows
 from comrope.models.vit import ViT
+from comrope.precision import numbers_like
 
 __all__ = ["Loaded", "PlainBackbone", "detector", "load_timm_weights"]
 
@@ -97,7 +98,7 @@ class PlainBackbone(nn.Module):
                 f"got {positions.shape[-2]}"
             )
         if vit.axis_scale is not None:
-            factors = coordinates.numbers_like(vit.axis_scale, rotated)
+            factors = numbers_like(vit.axis_scale, rotated)
             relative, rotated = relative * factors, rotated * factors
         x = vit.patches(self._padded(x, grid)).to(vit.norm.weight.dtype)
         if vit.ape is not None:

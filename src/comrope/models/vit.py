@@ -21,6 +21,7 @@ from comrope.methods import METHODS, joint_angles
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.models.saving import Pretrained
+from comrope.precision import numbers_like
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["POSITIONS", "ViT"]
@@ -77,7 +78,7 @@ class ViT(Pretrained):
         init: str = "normal",
         rope_units: str = "patch",
         base: float | None = None,
-        axis_scale: Sequence[float] | None = None,
+        axis_scale: float | Sequence[float] | None = None,
         class_token: bool = True,
         class_position: str = "center",
         global_pool: str = "token",
@@ -112,8 +113,10 @@ class ViT(Pretrained):
         self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
         self.patches = Patches(patch, checks.integer("in_chans", in_chans, 1), embed_dim)
         self.train_grid = self.patches.grid_shape(canvas)
-        scale = checks.per_axis("axis_scale", axis_scale or 1.0, self.num_axes)
+        factors = 1.0 if axis_scale is None else axis_scale
+        scale = checks.per_axis("axis_scale", factors, self.num_axes)
         self.axis_scale = None if all(factor == 1 for factor in scale) else scale
+        self._given["axis_scale"] = self.axis_scale
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if class_token else None
         absolute = ape or position == "ape"
         self.ape = AbsolutePositions(self.train_grid, embed_dim) if absolute else None
@@ -192,7 +195,7 @@ class ViT(Pretrained):
         # The residual stream has the precision of the weights: float32 under autocast, as in timm.
         x = self.patches(x).to(self.norm.weight.dtype)
         if self.axis_scale is not None:
-            positions = positions * coordinates.numbers_like(self.axis_scale, positions)
+            positions = positions * numbers_like(self.axis_scale, positions)
         if self.ape is not None:
             x = x + self.ape(positions[..., self.num_prefix_tokens :, :])
         if self.cls_token is not None:
