@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import Batch, train_loader

@@ -213,7 +213,7 @@ def _check_memory(kept: list[Any], videos: int) -> None:
 
 def _memory() -> int:
     """The bytes that are available; of a container no more than it is allowed."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     there = int(psutil.virtual_memory().available)
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):

@@ -197,7 +197,7 @@ def detector(
         raise ValueError(
             f"vit: expected square patches of a multiple of 4 pixels, got {vit.patches.patch_size}"
         )
-    from torchvision.models import detection  # type: ignore[import-untyped]
+    from torchvision.models import detection
 
     defaults: dict[str, Any] = {
         "min_size": image_size,
@@ -222,7 +222,7 @@ def _roi_pool(patch: int, output_size: int) -> nn.Module:
     By itself it would guess them at the first call, and wrongly from images that padding makes much
     larger.
     """
-    from torchvision.ops import poolers  # type: ignore[import-untyped]
+    from torchvision.ops import poolers
 
     pool = poolers.MultiScaleRoIAlign(list(LEVELS), output_size, sampling_ratio=2)
     pool.scales = [1 / (patch / 4 * 2**level) for level in range(len(LEVELS))]

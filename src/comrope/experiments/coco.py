@@ -1,0 +1,202 @@
+"""Images with boxes in COCO's format, and COCO's own metrics of what was found in them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from comrope.experiments.errors import UserError
+
+__all__ = ["METRICS", "Coco", "Target", "metrics"]
+
+# The first six of pycocotools' twelve numbers, in its order.
+METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+FOLDERS = {"train": ("train", "train2017"), "val": ("val", "val2017", "validation")}
+
+
+class Target(NamedTuple):
+    """What is in an image. Labels count from 1, as torchvision has them: 0 is the background."""
+
+    boxes: Tensor  # (n, 4), float32: left, top, right, bottom, in pixels
+    labels: Tensor  # (n,)
+    image_id: int
+    outlines: list[Any]  # of each what COCO calls a segmentation; None where there is none
+
+
+class Coco:
+    """``root/SPLIT`` with images and ``root/annotations/instances_SPLIT.json``.
+
+    Boxes are cut off at the edges of their image. Those that nothing is left of, and crowds, are
+    not trained on; ``left_out`` counts them. Evaluation is given the file as it is, and leaves out
+    what COCO leaves out. An image without boxes is an image without boxes.
+    """
+
+    def __init__(self, root: str | Path, split: str) -> None:
+        self.folder, file = _places(Path(root), split)
+        self.truth = _read(file)
+        categories = sorted(self.truth["categories"], key=lambda category: category["id"])
+        self.classes = [str(category["name"]) for category in categories]
+        self.category_ids = [category["id"] for category in categories]  # with holes, as in COCO
+        label = {number: place for place, number in enumerate(self.category_ids, start=1)}
+        self.images = self.truth["images"]
+        own: dict[int, list[Any]] = {image["id"]: [] for image in self.images}
+        for annotation in self.truth["annotations"]:
+            own[annotation["image_id"]].append(annotation)
+        self.left_out = 0
+        self.targets = [self._target(image, own[image["id"]], label) for image in self.images]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        return str(self.folder / self.images[index]["file_name"])
+
+    def load(self, index: int) -> tuple[Image.Image, Target]:
+        """The image and what is in it; an error of any kind if it cannot be read, or is of another
+        size than the annotations are of."""
+        said = self.images[index]
+        with Image.open(self.folder / said["file_name"]) as file:
+            image = file.convert("RGB")
+        if image.size != (said["width"], said["height"]):
+            wanted = f"{said['width']} x {said['height']}"
+            raise ValueError(f"expected {wanted}, as annotated, got {image.width} x {image.height}")
+        return image, self.targets[index]
+
+    def _target(
+        self, image: Mapping[str, Any], annotations: Iterable[Any], label: Mapping[int, int]
+    ) -> Target:
+        boxes, labels, outlines = [], [], []
+        for annotation in annotations:
+            box = _inside(annotation["bbox"], image["width"], image["height"])
+            if box is None or annotation.get("iscrowd"):
+                self.left_out += 1
+                continue
+            boxes.append(box)
+            labels.append(label[annotation["category_id"]])
+            outlines.append(annotation.get("segmentation") or None)
+        return Target(
+            torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
+            torch.tensor(labels, dtype=torch.int64),
+            image["id"],
+            outlines,
+        )
+
+
+def metrics(
+    truth: Mapping[str, Any], found: Iterable[Mapping[str, Any]], kind: str = "bbox"
+) -> dict[str, float | None]:
+    """COCO's figures, in percent, as pycocotools has them; None where there is nothing to find.
+
+    ``found`` has for each detection ``image_id``, ``category_id``, ``score`` and ``bbox`` (left,
+    top, width, height), and with ``kind="segm"`` a ``segmentation``.
+    """
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    results = [dict(one) for one in found]
+    with contextlib.redirect_stdout(io.StringIO()):  # it talks
+        reference = COCO()
+        reference.dataset = {**truth, "info": {}}
+        reference.createIndex()
+        # It does not take an empty list; that nothing was found is a result all the same.
+        detected = reference.loadRes(results) if results else COCO()
+        if not results:
+            detected.dataset = {**reference.dataset, "annotations": []}
+            detected.createIndex()
+        judge = COCOeval(reference, detected, kind)
+        judge.evaluate()
+        judge.accumulate()
+        judge.summarize()
+    return {
+        name: None if value < 0 else 100 * float(value)
+        for name, value in zip(METRICS, judge.stats, strict=False)
+    }
+
+
+def _places(root: Path, split: str) -> tuple[Path, Path]:
+    """The images of a split, and its file."""
+    names = next((some for some in FOLDERS.values() if split in some), (split,))
+    for name in dict.fromkeys((split, *names)):
+        file = root / "annotations" / f"instances_{name}.json"
+        if file.is_file():
+            folder = root / name if (root / name).is_dir() else root / "images"
+            if not folder.is_dir():
+                raise UserError(f"data.root: {root / name} is not there, the images of {file}")
+            return folder, file
+    files = sorted(path.name for path in (root / "annotations").glob("*.json"))
+    found = ", ".join(files[:5]) or "nothing"
+    raise UserError(f"data.root: {root}/annotations has no instances_{split}.json; found {found}")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """An annotation file, checked: whatever is wrong is named before any training."""
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({error})") from None
+    for part in ("images", "annotations", "categories"):
+        if not isinstance(tree, dict) or not isinstance(tree.get(part), list):
+            raise UserError(f"{file}: expected a list of {part}, as COCO has it")
+    for part, keys in {
+        "images": ("id", "file_name", "width", "height"),
+        "categories": ("id", "name"),
+        "annotations": ("id", "image_id", "category_id", "bbox"),
+    }.items():
+        _check(file, part, tree[part], keys)
+    if not tree["images"] or not tree["categories"]:
+        raise UserError(f"{file}: expected images and categories, got none")
+    images = {image["id"] for image in tree["images"]}
+    categories = {category["id"] for category in tree["categories"]}
+    for annotation in tree["annotations"]:
+        where = f"{file}: annotation {annotation['id']}"
+        if annotation["image_id"] not in images:
+            raise UserError(f"{where}: no image {annotation['image_id']!r}")
+        if annotation["category_id"] not in categories:
+            raise UserError(f"{where}: no category {annotation['category_id']!r}")
+        box = annotation["bbox"]
+        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+            raise UserError(f"{where}: expected a bbox of four numbers, got {box!r}")
+        # What COCO's own files have and others leave out.
+        annotation.setdefault("iscrowd", 0)
+        annotation.setdefault("area", max(0.0, box[2]) * max(0.0, box[3]))
+    for image in tree["images"]:
+        path = PurePosixPath(str(image["file_name"]).replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(f"{file}: expected a file of the data set, got {image['file_name']!r}")
+    return tree
+
+
+def _check(file: Path, part: str, entries: list[Any], keys: tuple[str, ...]) -> None:
+    seen = set()
+    for number, entry in enumerate(entries):
+        missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
+        if missing:
+            raise UserError(f"{file}: {part}[{number}] has no {missing[0]}")
+        if not isinstance(entry["id"], int) or entry["id"] in seen:
+            raise UserError(
+                f"{file}: {part}[{number}]: expected an id of its own, got {entry['id']!r}"
+            )
+        seen.add(entry["id"])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _inside(box: list[float], width: int, height: int) -> list[float] | None:
+    """Left, top, right, bottom of what of a box is in the image; None if nothing is."""
+    left, top = box[0], box[1]
+    corners = np.clip([left, top, left + box[2], top + box[3]], 0, [width, height] * 2)
+    if corners[2] <= corners[0] or corners[3] <= corners[1]:
+        return None
+    return [float(corner) for corner in corners]
