@@ -22,6 +22,7 @@ from comrope.experiments.train import is_finished, train
 __all__ = ["Task", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
 
 WATCH_SECONDS = 2.0
+SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # how many runs share this machine's memory
 MOST_ON_CPU = 8  # runs at a time, a GiB or more each
 
 
@@ -103,7 +104,7 @@ def _in_processes(tasks: list[Task], places: list[Slot], progress: bool) -> list
     context = multiprocessing.get_context("spawn")
     board = Board(context.Queue(), context.Queue(), context.RawValue("b", 0))
     workers = [
-        context.Process(target=_work, args=(slot, board, os.getpid()), daemon=False)
+        context.Process(target=_work, args=(slot, board, os.getpid(), len(places)), daemon=False)
         for slot in places
     ]
     for worker in workers:
@@ -160,8 +161,9 @@ def _collect(tasks: list[Task], workers: list[Any], board: Board, progress: bool
     return failures
 
 
-def _work(slot: Slot, board: Board, parent: int) -> None:
+def _work(slot: Slot, board: Board, parent: int, workers: int) -> None:
     """The life of a worker: one run after the other in its slot."""
+    os.environ[SIDE_BY_SIDE] = str(workers)
     if slot.gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else [str(i) for i in range(slot.gpu + 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -201,7 +202,9 @@ def _check_memory(kept: list[Any], videos: int) -> None:
     """Raise unless there is room for all videos, if they are like those that are kept."""
     items = [item for item in kept if not isinstance(item, Exception)]
     each = sum(frame.nbytes for _, frames in items for frame in frames) / max(1, len(items))
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # every one keeps all
+    # Every process keeps all: those of a run, and of runs beside it (see runner.py).
+    names = ("LOCAL_WORLD_SIZE", "COMROPE_SIDE_BY_SIDE")
+    processes = math.prod(int(os.environ.get(name, "1")) for name in names)
     needed, there = each * videos * processes, _memory()
     if needed > SHARE * there:
         raise UserError(
