@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from comrope.analysis import rotary_modules
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import Key, Normalize, eval_loader, train_loader
 from comrope.experiments.data import TrainBatches as Batches
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, evaluate_run, load_run
+from comrope.experiments.inspection import _layers
 from comrope.experiments.reproduce import reproduce
 from comrope.experiments.sources import open_sources
 from comrope.experiments.start import begin_with
@@ -274,3 +276,15 @@ def test_evaluation_counts_a_bad_clip_once(ucf, tmp_path):
     config = moving(**fields, evaluate__batch_size=3)
     loader = eval_loader(config, open_sources(config, train=False)[1], View(12, 4))
     assert [len(batch.unreadable) for batch in loader] == [0, 1]
+
+
+def test_inspection_sees_the_scale_of_the_axes():
+    """On one axis LieRE's rotations commute; on three they do not."""
+    found = {}
+    for scale in ((), (0, 0, 1)):
+        config = moving(model__position="liere", model__axis_scale=scale)
+        model = build_model(config)
+        layers = _layers(config, model, rotary_modules(model))
+        found[scale] = max(float(layer["offset_sensitivity"]) for layer in layers)
+    assert found[()] > 0.1
+    assert found[0, 0, 1] < 1e-3
