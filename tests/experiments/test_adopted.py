@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from comrope.analysis import rotary_modules
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, load_run
+from comrope.experiments.inspection import inspect_run
 from comrope.experiments.start import begin_with
 from comrope.experiments.train import train
 from experiments.images import config_for
@@ -65,6 +66,7 @@ def test_a_model_of_timm_is_trained_resumed_and_loaded(folder, timm_file, tmp_pa
     train(config, tmp_path / "parts", progress=False)
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
     assert load_run(tmp_path / "whole")[1].position_parameters() > 101 * 64
+    assert inspect_run(tmp_path / "whole", tmp_path / "pictures")["layers"]
 
 
 def test_a_model_of_timm_without_its_absolute_positions(folder, timm_file):

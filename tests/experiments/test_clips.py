@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+import comrope
 from comrope.analysis import rotary_modules
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import Key, Normalize, eval_loader, train_loader
 from comrope.experiments.data import TrainBatches as Batches
+from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, evaluate_run, load_run
+from comrope.experiments.evaluate import _places, build_model, evaluate_run, load_run
 from comrope.experiments.inspection import _layers
 from comrope.experiments.reproduce import reproduce
+from comrope.experiments.run import Run
 from comrope.experiments.sources import open_sources
 from comrope.experiments.start import begin_with
 from comrope.experiments.studies import run_name
@@ -288,3 +291,21 @@ def test_inspection_sees_the_scale_of_the_axes():
         found[scale] = max(float(layer["offset_sensitivity"]) for layer in layers)
     assert found[()] > 0.1
     assert found[0, 0, 1] < 1e-3
+
+
+def test_a_shorter_stretch_takes_less_time():
+    model = build_model(moving())
+    images = torch.zeros(1, 1, 4, 12, 12)
+    whole, half = (_places(model, images, View(12, 4, span)) for span in (1.0, 0.5))
+    assert torch.equal(half[:, 1:], whole[:, 1:])
+    torch.testing.assert_close(half[:, 0] - 0.5, 0.5 * (whole[:, 0] - 0.5))
+    assert whole[:, 0].max() > half[:, 0].max() > 0.5
+
+
+def test_noise_on_some_axes_only(tmp_path):
+    for axes, still in (((), False), ((1, 2), True)):
+        config = moving(train__perturbation_axes=axes)
+        run = Run(config, tmp_path / "run", create_accelerator("cpu"), False)
+        moved = run.positions() != comrope.grid((4, 3, 3))
+        assert bool(moved[..., 1:].all())
+        assert bool(moved[..., 0].any()) != still

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from comrope.experiments import clips, runner, video
+from comrope.experiments import clips, video
 from comrope.experiments.errors import UserError
 from comrope.experiments.video import Videos, open_clips
 from experiments.videos import copied, data_of, eight, numbers_of, write_video
@@ -183,7 +183,7 @@ def test_more_than_the_memory_is_not_cached(ucf, monkeypatch):
         open_clips(data)
     monkeypatch.setattr(video, "_memory", lambda: size / 0.8 + 1)
     open_clips(data)
-    for several in ("LOCAL_WORLD_SIZE", runner.SIDE_BY_SIDE):
+    for several in ("LOCAL_WORLD_SIZE", video.SIDE_BY_SIDE):
         monkeypatch.setenv(several, "2")
         with pytest.raises(UserError, match=r"data.cache: "):
             open_clips(data)

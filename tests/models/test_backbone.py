@@ -178,6 +178,16 @@ def test_the_last_block_of_every_quarter_is_global():
     assert PlainBackbone(small("none", depth=2)).global_blocks == {0, 1}
 
 
+def test_whoever_hooks_a_block_sees_it_in_windows_too():
+    """Sharding, offloading and compilation hang on calls of blocks."""
+    called = []
+    vit = tokenless()
+    for block in vit.blocks:
+        block.register_forward_hook(lambda block, *_: called.append(block))
+    in_windows(vit)(torch.randn(1, 3, 64, 64))
+    assert called == list(vit.blocks)
+
+
 def test_whoever_hooks_a_rotation_sees_it_in_windows_too():
     backbone, x, seen = in_windows(small()).eval(), torch.randn(1, 3, 48, 40), []
     expected = backbone(x)

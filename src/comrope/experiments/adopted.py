@@ -24,7 +24,7 @@ ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale")
 class Adopted(nn.Module):
     """A vision transformer of timm, with what training and evaluation ask of a ``ViT`` besides."""
 
-    num_axes, ape = 2, None
+    num_axes, ape, axis_scale = 2, None, None
 
     def __init__(self, model: Any) -> None:
         super().__init__()

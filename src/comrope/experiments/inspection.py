@@ -108,8 +108,7 @@ def _layers(
             "offset_sensitivity": analysis.offset_sensitivity(
                 rope, positions, scale, generator=torch.Generator().manual_seed(0)
             ),
-            "frequency": float((scale @ analysis.axis_frequencies(rope).flatten(1)).mean())
-            / model.num_axes,
+            "frequency": float(_frequencies(rope, model).mean()),
         }
         for name, rope in ropes.items()
     ]
@@ -118,6 +117,11 @@ def _layers(
 def _scale(model: ViT) -> Tensor:
     """What the model multiplies the coordinates of each axis with before its rotations see them."""
     return torch.tensor(model.axis_scale or (1.0,) * model.num_axes)
+
+
+def _frequencies(rope: RotaryEmbedding, model: ViT) -> Tensor:
+    """(N, planes of all heads): radians per image width along each axis."""
+    return _scale(model).abs()[:, None] * analysis.axis_frequencies(rope).flatten(1)
 
 
 def _save(figure: Any, out: Path, name: str) -> Path:
@@ -146,7 +150,11 @@ def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
         maps = analysis.similarity_map(rope, fine, center)
         for head, axis in enumerate(row):
             image = axis.imshow(
-                maps[head].reshape(FINE), cmap="viridis", vmin=-0.3, vmax=1, extent=(0, 1, 1, 0)
+                maps[head].reshape(FINE).numpy(),
+                cmap="viridis",
+                vmin=-0.3,
+                vmax=1,
+                extent=(0, 1, 1, 0),
             )
             axis.set(xticks=[], yticks=[])
         row[0].set_ylabel(_short(name))
@@ -162,7 +170,9 @@ def _ape_maps(model: ViT) -> Any:
     places = torch.linspace(0, len(codes) - 1, 8).round().long()
     figure, axes = figures.new_figure(4, 2, width=2.2, height=2.2)
     for axis, place in zip(axes.flat, places.tolist(), strict=True):
-        image = axis.imshow((codes @ codes[place]).reshape(grid), cmap="viridis", vmin=-0.3, vmax=1)
+        image = axis.imshow(
+            (codes @ codes[place]).reshape(grid).numpy(), cmap="viridis", vmin=-0.3, vmax=1
+        )
         axis.set(xticks=[], yticks=[])
         axis.plot(place % grid[1], place // grid[1], "r+", markersize=9)
     figure.colorbar(image, ax=axes, shrink=0.7, label="cosine")
@@ -188,8 +198,7 @@ def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
             axis.axhline(0, color="0.8", zorder=0)
             axis.axvline(0, color="0.8", zorder=0)
         else:
-            found = _scale(model)[:, None] * analysis.axis_frequencies(rope).flatten(1)
-            for number, own in enumerate(found):
+            for number, own in enumerate(_frequencies(rope, model)):
                 axis.plot(own.sort().values, label=f"axis {number}")
             axis.set(xlabel="plane, sorted", ylabel="|ω|")
             axis.legend(frameon=False, fontsize=8)

@@ -18,11 +18,11 @@ from comrope.experiments.config import Config
 from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.logs import progress_bar, say
 from comrope.experiments.train import is_finished, train
+from comrope.experiments.video import SIDE_BY_SIDE
 
 __all__ = ["Task", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
 
 WATCH_SECONDS = 2.0
-SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # how many runs share this machine's memory
 MOST_ON_CPU = 8  # runs at a time, a GiB or more each
 
 

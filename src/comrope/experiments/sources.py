@@ -14,7 +14,7 @@ from comrope.experiments.config import Config, Data
 from comrope.experiments.errors import UserError
 from comrope.experiments.shards import Shards, split_names
 
-__all__ = ["Cached", "Digits", "Source", "check_classes", "open_sources", "root_of"]
+__all__ = ["Cached", "Digits", "Source", "check_classes", "mode_of", "open_sources", "root_of"]
 
 
 # Besides timm's own .png, .jpg and .jpeg: it would pass over the others in silence.
@@ -115,9 +115,7 @@ def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, 
         from comrope.experiments.video import open_clips
 
         return open_clips(data, train=train)  # type: ignore[return-value]
-    mode = {1: "L", 3: "RGB"}.get(data.in_chans)
-    if mode is None:
-        raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
+    mode = mode_of(data)
     if data.name == "digits":
         check_classes(data, 10, "digits")
         return Digits(train=True, mode=mode) if train else None, Digits(train=False, mode=mode)
@@ -176,6 +174,14 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
     except (RuntimeError, OSError, ValueError, ImportError) as error:
         where = f"split {split!r} of {data.root or data.name}"
         raise UserError(f"data.root: {where} cannot be read: {error}") from None
+
+
+def mode_of(data: Data) -> str:
+    """Pillow's name for the channels of the images."""
+    mode = {1: "L", 3: "RGB"}.get(data.in_chans)
+    if mode is None:
+        raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
+    return mode
 
 
 def root_of(data: Data) -> str:

@@ -16,12 +16,13 @@ from PIL import Image
 from comrope.experiments.clips import Choose, Clips, Moving, Reading, check_count
 from comrope.experiments.config import Data
 from comrope.experiments.errors import UserError
-from comrope.experiments.sources import check_classes, root_of
+from comrope.experiments.sources import check_classes, mode_of, root_of
 from comrope.experiments.ucf101 import in_folders, in_list, list_folder, training_classes
 
-__all__ = ["CachedVideos", "Videos", "open_clips"]
+__all__ = ["SIDE_BY_SIDE", "CachedVideos", "Videos", "open_clips"]
 
 SAMPLE = 32  # videos, spread over all, from which the memory of all is estimated
+SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # how many runs share this machine's memory
 SHARE = 0.8  # of the memory there is: training wants the rest
 
 
@@ -98,9 +99,7 @@ class CachedVideos(Clips):
 
 def open_clips(data: Data, *, train: bool = True) -> tuple[Clips | None, Clips]:
     """The training source (None unless asked for) and the validation source, checked."""
-    mode = {1: "L", 3: "RGB"}.get(data.in_chans)
-    if mode is None:
-        raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
+    mode = mode_of(data)
     opened: list[Clips] = []
     if data.name == "moving":
         check_classes(data, 2, "moving")
@@ -203,7 +202,7 @@ def _check_memory(kept: list[Any], videos: int) -> None:
     items = [item for item in kept if not isinstance(item, Exception)]
     each = sum(frame.nbytes for _, frames in items for frame in frames) / max(1, len(items))
     # Every process keeps all: those of a run, and of runs beside it (see runner.py).
-    names = ("LOCAL_WORLD_SIZE", "COMROPE_SIDE_BY_SIDE")
+    names = ("LOCAL_WORLD_SIZE", SIDE_BY_SIDE)
     processes = math.prod(int(os.environ.get(name, "1")) for name in names)
     needed, there = each * videos * processes, _memory()
     if needed > SHARE * there:

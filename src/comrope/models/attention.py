@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
@@ -9,6 +12,8 @@ from comrope.angles import Angles
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["Attention", "Block"]
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -21,8 +26,18 @@ class Attention(nn.Module):
         self.rope = rope
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, positions: Tensor, angles: Angles | None = None) -> Tensor:
-        """x (B, T, C) at positions (T, N) or (B, T, N); ``angles`` if known, those of ``rope``."""
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        angles: Angles | None = None,
+        *,
+        attend: Attend = nn.functional.scaled_dot_product_attention,
+    ) -> Tensor:
+        """x (B, T, C) at positions (T, N) or (B, T, N); ``angles`` if known, those of ``rope``.
+
+        ``attend`` is what is done with the rotated q and k, and v, (B, heads, T, D) each.
+        """
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
         if self.rope is None or self.rope._forward_hooks or self.rope._forward_pre_hooks:
             q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
@@ -31,8 +46,7 @@ class Attention(nn.Module):
         else:
             in_place = not self.qkv._forward_hooks  # who looks at the projection may have kept it
             q, k, v = self.rope.packed(qkv, positions, angles=angles, in_place=in_place)
-        x = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(x.transpose(1, 2).flatten(2))
+        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -63,6 +77,9 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.scale2, self.skip2 = scale(), skip()
 
-    def forward(self, x: Tensor, positions: Tensor, angles: Angles | None = None) -> Tensor:
-        x = x + self.skip1(self.scale1(self.attn(self.norm1(x), positions, angles)))
+    def forward(
+        self, x: Tensor, positions: Tensor, angles: Angles | None = None, **options: Any
+    ) -> Tensor:
+        """``options`` are those of its attention."""
+        x = x + self.skip1(self.scale1(self.attn(self.norm1(x), positions, angles, **options)))
         return x + self.skip2(self.scale2(self.mlp(self.norm2(x))))

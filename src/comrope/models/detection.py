@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from comrope import checks
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
-from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions
-from comrope.models.pyramid import LEVELS, SimplePyramid, through_windows
+from comrope.models.pyramid import LEVELS, SimplePyramid, windowed_attention
 from comrope.models.vit import ViT
 from comrope.precision import numbers_like
 
@@ -103,14 +102,15 @@ class PlainBackbone(nn.Module):
         x = vit.patches(self._padded(x, grid)).to(vit.norm.weight.dtype)
         if vit.ape is not None:
             x = x + vit.ape(relative)
+        in_windows = partial(windowed_attention, grid=grid, window=self.window)
         for index, angles in enumerate(vit._angles()):
-            run: Callable[..., Tensor] = vit.blocks[index]
-            if index not in self.global_blocks:
-                run = partial(through_windows, cast(Block, run), grid, self.window)
+            block = vit.blocks[index]
+            windowed: dict[str, Any] = {"attend": in_windows}
+            options = {} if index in self.global_blocks else windowed
             if vit.grad_checkpointing and self.training:
-                x = checkpoint(run, x, rotated, angles, use_reentrant=False)
+                x = checkpoint(block, x, rotated, angles, use_reentrant=False, **options)
             else:
-                x = run(x, rotated, angles)
+                x = block(x, rotated, angles, **options)
         return vit.norm(x).mT.unflatten(2, grid)
 
     def grid_shape(self, canvas: Sequence[int]) -> tuple[int, int]:

@@ -10,10 +10,8 @@ from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from comrope import checks
-from comrope.angles import Angles
-from comrope.models.attention import Attention, Block
 
-__all__ = ["LEVELS", "SimplePyramid", "through_windows", "windowed_attention"]
+__all__ = ["LEVELS", "SimplePyramid", "windowed_attention"]
 
 LEVELS = ("0", "1", "2", "3")  # of strides p / 4, p / 2, p and 2 p; "pool" is 4 p
 
@@ -70,31 +68,12 @@ def _mixed(before: int, after: int) -> list[nn.Module]:
     ]
 
 
-def through_windows(
-    block: Block,
-    grid: tuple[int, int],
-    window: int,
-    x: Tensor,
-    positions: Tensor,
-    angles: Angles | None = None,
-) -> Tensor:
-    """``block(x, positions, angles)`` where tokens see only those of their window of the grid.
-
-    Positions are those in the whole map, and rotations come before it is cut: one set for a batch
-    stays one set.
-    """
-    q, k, v = _rotated(block.attn, block.norm1(x), positions, angles)
-    mixed = windowed_attention(q, k, v, grid, window)
-    mixed = block.attn.proj(mixed.transpose(1, 2).flatten(2))
-    x = x + block.skip1(block.scale1(mixed))
-    return x + block.skip2(block.scale2(block.mlp(block.norm2(x))))
-
-
 def windowed_attention(
     q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], window: int
 ) -> Tensor:
     """Attention among the tokens of each window of a map, (B, heads, T, D) each, T = H W.
 
+    q and k are rotated before the map is cut, so that positions are those in the whole of it.
     The map is up to four parts, each of windows of one size: the whole ones, those that its right
     and lower ends cut off, and the corner.
     """
@@ -131,17 +110,3 @@ def _joined(x: Tensor, counts: tuple[int, int], sides: tuple[int, int]) -> Tenso
     """What ``_cut`` has cut, in one piece again."""
     x = x.unflatten(2, sides).unflatten(0, (-1, *counts))  # (B, n, n', heads, h, w, D)
     return x.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
-
-
-def _rotated(
-    attn: Attention, x: Tensor, positions: Tensor, angles: Angles | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``Attention.forward`` does before it attends: q, k and v, (B, heads, T, D) each."""
-    qkv = attn.qkv(x).unflatten(-1, (3 * attn.num_heads, -1))
-    if attn.rope is None or attn.rope._forward_hooks or attn.rope._forward_pre_hooks:
-        q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
-        if attn.rope is not None:  # called, so that its hooks are
-            q, k = attn.rope(q, k, positions, angles=angles)
-        return q, k, v
-    in_place = not attn.qkv._forward_hooks
-    return attn.rope.packed(qkv, positions, angles=angles, in_place=in_place)
