@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -30,6 +32,7 @@ from comrope.experiments.bench.runner import (
 )
 from comrope.experiments.bench.setting import Setting
 from comrope.experiments.cli import main
+from comrope.experiments.errors import Interrupted
 from comrope.experiments.timing import Times
 
 CPU = torch.device("cpu")
@@ -305,6 +308,30 @@ def test_some_rows_beside_the_yardstick(monkeypatch, tmp_path, capfd):
     assert "only: no row's name contains nobody" in capfd.readouterr().err
 
 
+def test_an_interruption_keeps_what_was_timed(monkeypatch, tmp_path):
+    def stopped() -> Subject:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        raise AssertionError
+
+    part = fake_part(
+        fake("none"),
+        fake("none", compiled=True),
+        fake("first", compiled=True),
+        Candidate("second", stopped, method="rope", compiled=True),
+        fake("third", compiled=True),
+    )
+    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
+    with pytest.raises(Interrupted, match="rotation: stopped; what was timed is in"):
+        benches.bench(["rotation", "vit"], TINY, tmp_path, progress=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["finished"] == {}
+    assert [(row["name"], row["compiled"]) for row in results["rows"]] == [
+        ("none", False), ("none", True), ("first", True),
+    ]  # fmt: skip
+    assert results["rows"][2]["measures"]["forward"]["of"]["none"] > 0
+
+
 def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
     def interrupt(setting: Setting) -> Part:
         raise KeyboardInterrupt
@@ -312,7 +339,7 @@ def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
     part = fake_part(fake("none"), fake("ours"))
     monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
     monkeypatch.setitem(benches.SUITES, "vit", (interrupt,))
-    assert command(monkeypatch, "rotation", "vit", "--device", "cpu", "--out", tmp_path) == 130
+    assert command(monkeypatch, "rotation", "vit", "--device", "cpu", "--out", tmp_path) == 143
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["suites"] == ["rotation", "vit"]
     assert list(results["finished"]) == ["rotation"]

@@ -7,10 +7,13 @@ How times are taken and compared: ``runner``. What they are compared with: ``riv
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from comrope.experiments.bench.report import described_machine, print_tables, wr
 from comrope.experiments.bench.rotations import liere, llama_rotation, rotation
 from comrope.experiments.bench.runner import FAILURES, Part, run_part
 from comrope.experiments.bench.setting import Setting
-from comrope.experiments.errors import UserError
+from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.logs import progress_bar, say
 
 __all__ = ["DTYPES", "PRESETS", "SUITES", "Preset", "bench", "setting_of"]
@@ -156,9 +159,14 @@ def bench(
     }
     for suite in wanted:
         begun = time.monotonic()
-        for make in SUITES[suite]:
-            if (part := _some(make(setting), only)).candidates:
-                results["rows"] += _run(part, setting, progress)
+        try:
+            with _stopped_by_signal():
+                for make in SUITES[suite]:
+                    if (part := _some(make(setting), only)).candidates:
+                        _run(part, setting, progress, results["rows"])
+        except KeyboardInterrupt:
+            _keep_what_was_timed(results, out)
+            raise Interrupted(f"{suite}: stopped; what was timed is in {out}") from None
         results["finished"][suite] = round(time.monotonic() - begun, 1)
         results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
         if results["rows"]:
@@ -189,7 +197,28 @@ def _some(part: Part, only: Sequence[str]) -> Part:
     return replace(part, candidates=[] if alone else wanted) if only else part
 
 
-def _run(part: Part, setting: Setting, progress: bool) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def _stopped_by_signal() -> Iterator[None]:
+    """SIGTERM stops as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _keep_what_was_timed(results: dict[str, Any], out: Path) -> None:
+    done = results["finished"]
+    results["rows"] = [r for r in results["rows"] if r["suite"] in done or r["measures"]]
+    results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
+    if results["rows"]:
+        write(results, out)
+
+
+def _run(part: Part, setting: Setting, progress: bool, into: list[dict[str, Any]]) -> None:
     with progress_bar(progress, "checks and rounds") as bar:
         total = len(part.candidates) + setting.rounds
         task = bar.add_task(part.suite, total=total, note="")
@@ -197,7 +226,7 @@ def _run(part: Part, setting: Setting, progress: bool) -> list[dict[str, Any]]:
         def advance(note: str) -> None:
             bar.update(task, advance=1, note=note)
 
-        return run_part(part, setting, advance)
+        run_part(part, setting, advance, into)
 
 
 def _plain(setting: Setting) -> dict[str, Any]:

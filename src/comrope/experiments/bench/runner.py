@@ -85,18 +85,28 @@ class Part:
 
 
 def run_part(
-    part: Part, setting: Setting, advance: Advance = lambda note: None
+    part: Part,
+    setting: Setting,
+    advance: Advance = lambda note: None,
+    into: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows as they go into results.json, in the order of the candidates."""
+    """Rows as they go into results.json, in the order of the candidates.
+
+    They are put into ``into`` at once, so that what was timed is there if this is interrupted.
+    """
     rows = {id(candidate): _row(part, candidate) for candidate in part.candidates}
-    runner = _Runner(part, setting, rows, advance)
-    runner.time_eager()
-    torch.compiler.reset()
-    with _many_compilations():
-        runner.time_compiled()
-    torch.compiler.reset()
     finished = list(rows.values())
-    _compare(finished, part.baselines)
+    if into is not None:
+        into += finished
+    runner = _Runner(part, setting, rows, advance)
+    try:
+        runner.time_eager()
+        torch.compiler.reset()
+        with _many_compilations():
+            runner.time_compiled()
+        torch.compiler.reset()
+    finally:
+        _compare(finished, part.baselines)
     return finished
 
 
@@ -141,24 +151,33 @@ class _Runner:
         if own is not None:
             self.advance(own.name)
             yardstick = self._gated(own)
-        seen = []
-        for candidate in compiled:
-            if candidate is own:
-                continue
-            self.advance(candidate.name)
-            if subject := self._gated(candidate):
-                pair = {0: subject} if yardstick is None else {0: subject, 1: yardstick}
-                try:
-                    found = self._measure(pair)
-                except Exception as error:  # whatever one candidate does, the others go on
-                    self.rows[id(candidate)].update(_why(candidate, error))
-                    continue
-                seen.append(found.get(1))
-                self._note(self.rows[id(candidate)], subject, found[0], found.get(1))
-        if own is not None and yardstick is not None:
-            every = [times for times in seen if times] or [self._measure({0: yardstick})[0]]
-            times = {key: _together([some[key] for some in every]) for key in every[0]}
-            self._note(self.rows[id(own)], yardstick, times, times)
+        seen: list[dict[str, Times]] = []
+        try:
+            for candidate in compiled:
+                if candidate is not own:
+                    self._time_beside(yardstick, candidate, seen)
+            if own is not None and yardstick is not None and not seen:
+                seen += [self._measure({0: yardstick})[0]]
+        finally:  # others are compared with it, even if not all had their turn
+            if own is not None and yardstick is not None and seen:
+                times = {key: _together([some[key] for some in seen]) for key in seen[0]}
+                self._note(self.rows[id(own)], yardstick, times, times)
+
+    def _time_beside(
+        self, yardstick: Subject | None, candidate: Candidate, seen: list[dict[str, Times]]
+    ) -> None:
+        """One compiled candidate in turns with the yardstick, whose times are added to ``seen``."""
+        self.advance(candidate.name)
+        if (subject := self._gated(candidate)) is None:
+            return
+        pair = {0: subject} if yardstick is None else {0: subject, 1: yardstick}
+        try:
+            found = self._measure(pair)
+        except Exception as error:  # whatever one candidate does, the others go on
+            self.rows[id(candidate)].update(_why(candidate, error))
+            return
+        seen += [found[1]] if 1 in found else []
+        self._note(self.rows[id(candidate)], subject, found[0], found.get(1))
 
     def _measure(
         self, subjects: dict[int, Subject], on_round: Callable[[], None] = lambda: None
