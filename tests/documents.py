@@ -15,7 +15,7 @@ from comrope.experiments.tables import rows, table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("docs/reproduce.md", "docs/fast.md", "README.md")
 MARKED = re.compile(
-    r"<!-- (cost|parameters|training|bench [\w-]+): (\S+) -->\n.*?<!-- end -->", re.DOTALL
+    r"<!-- (cost|parameters|training|copying|bench [\w-]+): (\S+) -->\n.*?<!-- end -->", re.DOTALL
 )
 
 
@@ -71,6 +71,28 @@ def bench(results: dict, suite: str) -> str:
     )
 
 
+def copying(results: dict) -> str:
+    """Rotations by our kernels: their time, and how much of the speed of copying they reach."""
+    lines = []
+    for row in results["rows"]:
+        at_hand = "at hand" in row["name"] or row["name"] == "rope-mixed, triton"
+        if row["suite"] != "rotation" or not at_hand:
+            continue
+        measures = (row["measures"][key] for key in ("forward", "backward"))
+        told = [f"{1e3 * m['ms']:.0f} µs, {m['of_copy']:.0%}" for m in measures]
+        lines.append([row["name"].split(", ")[0], *told, f"{row['error']:.0e}"])
+    (copied,) = (row for row in results["rows"] if row["name"] == "copying memory")
+    moved = 2 * results["setting"]["copied_mib"] * 2**20 / copied["measures"]["forward"]["ms"] / 1e9
+    header = ["", "forward", "backward, with every gradient", "error"]
+    machine = results["machine"]
+    return (
+        f"{rows(header, lines)}\n{copied['part']}, of the speed of copying ({moved:.2f} TB/s), for "
+        f"the bytes that must move. `comrope bench rotation --preset {results['preset']}`, "
+        f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}, "
+        f"{machine['date']}.\n"
+    )
+
+
 def fill(text: str) -> str:
     """The document with its tables made anew."""
 
@@ -80,7 +102,8 @@ def fill(text: str) -> str:
         if suite:
             body = bench(results, suite)
         else:
-            body = {"cost": cost, "parameters": parameters, "training": training}[kind](results)
+            makers = {"cost": cost, "parameters": parameters, "training": training}
+            body = {**makers, "copying": copying}[kind](results)
         return f"<!-- {match[1]}: {match[2]} -->\n{body}<!-- end -->"
 
     return MARKED.sub(make, text)
