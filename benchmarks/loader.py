@@ -10,6 +10,7 @@ memory of all processes after a tenth, a half and all of them. Training repeats 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import tempfile
@@ -22,6 +23,7 @@ import psutil
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import Batch, train_loader
 from comrope.experiments.distributed import create_accelerator
+from comrope.experiments.loading import start
 from comrope.experiments.logs import machine
 from comrope.experiments.meter import Meter
 from comrope.experiments.run import Run
@@ -38,7 +40,7 @@ def memory() -> float:
 
 def load(run: Run, clips: int) -> tuple[Batch, dict[str, Any]]:
     """A batch, and how fast they come."""
-    stream = iter(train_loader(run.config, run.train_source, run.batches))
+    run.stream = stream = start(train_loader(run.config, run.train_source, run.batches))
     first = next(stream)  # processes have started
     size = len(first.targets)
     batches = max(10, -(-clips // size))
@@ -74,8 +76,10 @@ def train(run: Run, batch: Batch) -> float:
 def measure(config: Config, clips: int) -> dict[str, Any]:
     accelerator = create_accelerator(config.train.device)
     config = config.with_overrides({"train.epochs": 10**6})  # never the last batch
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(config, Path(folder) / "run", accelerator, False)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Run(config, Path(folder) / "run", accelerator, False)) as run,
+    ):
         batch, loading = load(run, clips)
         training = train(run, batch)
     each = max(1, config.data.frames)

@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from comrope.experiments import loading
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.train import train
 
+# There is one server a process: for what the tests start as well.
+loading.PRELOAD = (*loading.PRELOAD, "comrope.experiments.train", "experiments.runs")
 TINY = {
     "model.name": "vit_nano_patch4_12",
     "train.epochs": 2,
@@ -52,8 +55,9 @@ def _child(config: Config, folder: Path) -> None:
 
 def in_process(config: Config, folder: Path) -> multiprocessing.Process:
     """A real process, forked from a server that has imported everything: it starts at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["comrope.experiments.train", "experiments.runs"])
-    process = context.Process(target=_child, args=(config, folder))
+    loading.start_server()
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_child, args=(config, folder)
+    )
     process.start()
     return process

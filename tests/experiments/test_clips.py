@@ -11,7 +11,7 @@ import torch
 import comrope
 from comrope.analysis import rotary_modules
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import Key, Normalize, eval_loader, train_loader
+from comrope.experiments.data import Key, Normalize, Validation, train_loader
 from comrope.experiments.data import TrainBatches as Batches
 from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
@@ -96,8 +96,7 @@ def test_frames_at_random_in_training_and_in_the_middle_in_evaluation():
         dataset.source = Counted()
         dataset[Key(0, 0, 0)]
         dataset[Key(1, 0, 0)]
-    loader = eval_loader(config, Counted(), View(12, 3, 0.5))
-    loader.dataset[Key(0, 0, 0)]
+    Validation(config, Counted()).loader.dataset[Key(0, 0, 0, View(12, 3, 0.5))]
     assert chosen[0] != chosen[1]
     assert chosen[2] == chosen[3] == [7, 22, 37, 52]
     assert chosen[4] == [20, 30, 40]
@@ -277,8 +276,8 @@ def test_evaluation_counts_a_bad_clip_once(ucf, tmp_path):
     )
     fields = {"data__name": "ucf101", "data__root": str(root), "data__unreadable": "skip"}
     config = moving(**fields, evaluate__batch_size=3)
-    loader = eval_loader(config, open_sources(config, train=False)[1], View(12, 4))
-    assert [len(batch.unreadable) for batch in loader] == [0, 1]
+    validation = Validation(config, open_sources(config, train=False)[1])
+    assert [len(batch.unreadable) for batch in validation.batches(View(12, 4))] == [0, 1]
 
 
 def test_inspection_sees_the_scale_of_the_axes():
@@ -306,6 +305,6 @@ def test_noise_on_some_axes_only(tmp_path):
     for axes, still in (((), False), ((1, 2), True)):
         config = moving(train__perturbation_axes=axes)
         run = Run(config, tmp_path / "run", create_accelerator("cpu"), False)
-        moved = run.positions() != comrope.grid((4, 3, 3))
+        moved = run.objective.positions(run) != comrope.grid((4, 3, 3))
         assert bool(moved[..., 1:].all())
         assert bool(moved[..., 0].any()) != still

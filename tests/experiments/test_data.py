@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from comrope.experiments.data import IGNORED, Images, Key, TrainBatches, eval_loader, train_loader
+from comrope.experiments.data import IGNORED, Images, Key, TrainBatches, Validation, train_loader
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import evaluate_run
 from comrope.experiments.sources import Digits, open_sources
@@ -79,11 +79,10 @@ def test_augmentation_depends_on_epoch_and_place_only_and_disturbs_nothing():
 @pytest.mark.parametrize("resolution", [12, 24])
 def test_evaluation_counts_every_image_once_however_many_processes(world, resolution):
     config = tiny(evaluate__batch_size=100)
-    loaders = [eval_loader(config, Digits(train=False), View(resolution), rank=r, world=world)
-               for r in range(world)]  # fmt: skip
-    assert len({len(loader) for loader in loaders}) == 1
-    counted = sum(int((b.targets != IGNORED).sum()) for loader in loaders for b in loader)
-    assert counted == 360
+    parts = [Validation(config, Digits(train=False), rank=r, world=world) for r in range(world)]
+    batches = [list(part.batches(View(resolution))) for part in parts]
+    assert len({len(some) for some in batches}) == 1
+    assert sum(int((b.targets != IGNORED).sum()) for some in batches for b in some) == 360
 
 
 def test_formats_and_modes(folder):

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 Pair = tuple[float, float]
+BOXED = ("coco", "scenes")  # data with boxes
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    # "digits", "folder", "shards", or what timm calls it: "hfds/..."; of clips "ucf101", "moving"
+    # "digits", "folder", "shards", or what timm calls it: "hfds/..."; of clips "ucf101", "moving";
+    # with boxes "coco", "scenes"
     name: str = "folder"
     root: str | None = None
     train_split: str = "train"
@@ -87,6 +89,7 @@ class Optim:
     name: str = "adamw"
     lr: float = 1e-3
     angle_lr_scale: float = 1.0  # of the angles' learning rate to the others'
+    layer_decay: float = 1.0  # of the learning rate, from each layer to the one before it
     weight_decay: float = 0.01
     betas: Pair = (0.9, 0.999)
     schedule: str = "cosine"
@@ -125,6 +128,22 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Detect:
+    """Of data with boxes: what is built around the ViT, and how it is shown images."""
+
+    kind: str = "mask"  # Mask R-CNN; or "box", Faster R-CNN
+    image_size: int = 1024  # of the square that images are fitted into, and padded to
+    window: int = 14  # patches along a side
+    scale: str = "relative"  # or "patch": what coordinates count
+    anchors: tuple[float, ...] = (32, 64, 128, 256, 512)  # in pixels, one a level of the pyramid
+    out_channels: int = 256  # of every level
+    head_channels: int = 1024  # of the box head
+    proposals: int = 1000  # an image; twice as many in training
+    samples: int = 512  # proposals that the heads learn from, an image
+    jitter: Pair = (0.1, 2.0)  # large-scale jitter: of the size that fits
+
+
+@dataclass(frozen=True)
 class Config:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -132,6 +151,17 @@ class Config:
     optim: Optim = field(default_factory=Optim)
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    detect: Detect = field(default_factory=Detect)
+
+    @property
+    def detects(self) -> bool:
+        """Whether boxes are learned, rather than classes of whole images or clips."""
+        return self.data.name in BOXED
+
+    @property
+    def headline(self) -> str:
+        """The figure of a result that is looked at first."""
+        return "AP" if self.detects else "top1"
 
     def with_overrides(self, overrides: Iterable[str] | Mapping[str, Any]) -> Config:
         """A copy with some fields set: "train.epochs=3" texts as typed on a command line, or a

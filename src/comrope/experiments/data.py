@@ -8,9 +8,7 @@ processes.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,11 +20,12 @@ from torch.utils.data import DataLoader, Dataset
 from comrope.experiments.clips import Clips, frame_numbers
 from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
+from comrope.experiments.loading import create_loader, end, start
 from comrope.experiments.randomness import derive, generator, seeded
 from comrope.experiments.sources import Source
 from comrope.experiments.views import View, resolution_of, usual_view
 
-__all__ = ["Batch", "Normalize", "TrainBatches", "eval_loader", "train_loader"]
+__all__ = ["Batch", "Normalize", "TrainBatches", "Validation", "train_loader"]
 
 RETRIES = 50  # unreadable images in a row
 DRAWS = 10  # of an augmentation
@@ -42,6 +41,7 @@ class Key(NamedTuple):
     epoch: int
     place: int
     image: int
+    view: View | None = None  # None for that of training
 
 
 class Batch(NamedTuple):
@@ -181,6 +181,10 @@ class TrainBatches:
 
 def train_loader(config: Config, source: Source, batches: TrainBatches) -> DataLoader[Any]:
     """All batches to the last of this run, ``train.accumulate`` a step."""
+    if config.detects:
+        from comrope.experiments.boxes import BoxedImages
+
+        return _loader(config, BoxedImages(source, config, train=True), batches)
     from timm.data import create_transform
 
     augment, data = config.augment, config.data
@@ -201,33 +205,76 @@ def train_loader(config: Config, source: Source, batches: TrainBatches) -> DataL
     return _loader(config, images, batches)
 
 
-def eval_loader(
-    config: Config, source: Source, view: View, *, rank: int = 0, world: int = 1
-) -> DataLoader[Any]:
-    """The validation images, in order; every process gets as many batches."""
-    from timm.data import create_transform
+class Views(Dataset[Item]):
+    """The validation set in any view: a key says in which."""
 
-    data = config.data
-    transform = create_transform(
-        (data.in_chans, view.resolution, view.resolution),
-        use_prefetcher=True,
-        interpolation=config.augment.interpolation.replace("random", "bicubic"),
-        mean=data.mean,
-        std=data.std,
-        crop_pct=config.augment.crop_pct,
-    )
-    images = _behind(source, transform, config, view, take_next=False)
-    share = int(config.evaluate.batch_size * _pixels(usual_view(config)) / _pixels(view) / world)
-    share = max(1, min(share, config.evaluate.batch_size // world, -(-len(source) // world)))
-    count = -(-len(source) // (share * world))
-    keys = [
-        [
-            Key(0, place if place < len(source) else -1, min(place, len(source) - 1))
-            for place in range((b * world + rank) * share, (b * world + rank + 1) * share)
+    def __init__(self, config: Config, source: Source) -> None:
+        self.config, self.source = config, source
+        self.images: dict[View, Images] = {}
+
+    def __getitem__(self, key: Key) -> Item:
+        view = key.view or usual_view(self.config)
+        if view not in self.images:
+            self.images[view] = self._in(view)
+        return self.images[view][key]
+
+    def _in(self, view: View) -> Images:
+        if self.config.detects:
+            from comrope.experiments.boxes import BoxedImages
+
+            return BoxedImages(self.source, self.config, train=False)
+        from timm.data import create_transform
+
+        data, augment = self.config.data, self.config.augment
+        transform = create_transform(
+            (data.in_chans, view.resolution, view.resolution),
+            use_prefetcher=True,
+            interpolation=augment.interpolation.replace("random", "bicubic"),
+            mean=data.mean,
+            std=data.std,
+            crop_pct=augment.crop_pct,
+        )
+        return _behind(self.source, transform, self.config, view, take_next=False)
+
+
+class Validation:
+    """The validation set, in any view, from one set of loading processes: they stay until it is
+    closed."""
+
+    def __init__(self, config: Config, source: Source, *, rank: int = 0, world: int = 1) -> None:
+        self.config, self.source, self.rank, self.world = config, source, rank, world
+        self.keys: list[list[Key]] = []
+        self.loader = _loader(config, Views(config, source), self.keys, persistent=True)
+        self.started: Iterator[Batch] | None = None
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, view: View) -> Iterator[Batch]:
+        """All images, in order; every process gets as many batches. What is left of an earlier view
+        is given up."""
+        self.keys[:] = self._keys(view)
+        self.started = start(self.loader)
+        return self.started
+
+    def close(self) -> None:
+        end(self.started)
+        self.loader._iterator = None  # or it would be used again
+
+    def _keys(self, view: View) -> list[list[Key]]:
+        images, batch, world = len(self.source), self.config.evaluate.batch_size, self.world
+        share = int(batch * _pixels(usual_view(self.config)) / _pixels(view) / world)
+        share = max(1, min(share, batch // world, -(-images // world)))
+        count = -(-images // (share * world))
+        return [
+            [
+                Key(0, place if place < images else -1, min(place, images - 1), view)
+                for place in range(
+                    (b * world + self.rank) * share, (b * world + self.rank + 1) * share
+                )
+            ]
+            for b in range(count)
         ]
-        for b in range(count)
-    ]
-    return _loader(config, images, keys)
 
 
 def _behind(source: Any, transform: Any, config: Config, view: View, *, take_next: bool) -> Images:
@@ -261,21 +308,15 @@ def _collate(items: list[Item]) -> Batch:
     return Batch(torch.stack(images), torch.tensor(targets), names, next(filter(None, fatal), None))
 
 
-def _loader(config: Config, images: Images, keys: Any) -> DataLoader[Any]:
-    workers = min(config.data.workers, os.cpu_count() or 1)
-    return DataLoader(
+def _loader(config: Config, images: Any, keys: Any, *, persistent: bool = False) -> DataLoader[Any]:
+    collate: Any = _collate
+    if config.detects:
+        from comrope.experiments.boxes import collate_boxes as collate
+    return create_loader(
         images,
-        batch_sampler=keys,
-        collate_fn=_collate,
-        num_workers=workers,
+        keys,
+        collate,
+        workers=config.data.workers,
         pin_memory=torch.cuda.is_available() and config.train.device != "cpu",
-        prefetch_factor=4 if workers else None,
-        worker_init_fn=_in_loading_process if workers else None,
+        persistent=persistent,
     )
-
-
-def _in_loading_process(_: int) -> None:
-    """One thread, and none of the training process's ways with signals: it ends when told to."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

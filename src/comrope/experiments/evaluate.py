@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 from comrope.experiments.adopted import Adopted, adopt
 from comrope.experiments.config import TIMM, Config
-from comrope.experiments.data import IGNORED, Normalize, eval_loader
+from comrope.experiments.data import IGNORED, Normalize, Validation
 from comrope.experiments.distributed import autocast, create_accelerator, reshard, total
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import WEIGHTS, read_weights
+from comrope.experiments.loading import start_server
 from comrope.experiments.logs import progress_bar
 from comrope.experiments.randomness import generator, seed_everything
 from comrope.experiments.sources import Source, open_sources
@@ -30,6 +32,8 @@ __all__ = [
     "compile_blocks",
     "evaluate_run",
     "load_run",
+    "validating",
+    "vit_of",
 ]
 
 FEW = 32  # classes, of which it is told what was taken for what
@@ -49,7 +53,7 @@ def build_model(config: Config) -> ViT:
         options |= {"img_size": (config.data.frames, *size)}
         options |= {"patch_size": (model.tubelet, patch, patch)}
     try:
-        return create_model(
+        vit = create_model(
             model.name,
             axis_scale=model.axis_scale or None,
             position=model.position,
@@ -66,6 +70,17 @@ def build_model(config: Config) -> ViT:
         )
     except ValueError as error:
         raise UserError(f"model: {error}") from None
+    if not config.detects:
+        return vit
+    from comrope.experiments.detect import build_detector
+
+    seed_everything(config.train.seed, "heads")  # the same on top of every method
+    return cast(ViT, build_detector(config, vit))
+
+
+def vit_of(model: Any) -> ViT:
+    """The ViT that a model is, or that a detector has inside."""
+    return cast(ViT, model.backbone.plain.vit if hasattr(model, "backbone") else model)
 
 
 def compile_blocks(model: nn.Module, dynamic: bool | None = None) -> None:
@@ -90,7 +105,7 @@ def load_run(folder: Path) -> tuple[Config, ViT]:
 def accuracy(
     model: ViT,
     config: Config,
-    source: Source,
+    validation: Validation,
     view: View,
     accelerator: Accelerator,
     *,
@@ -106,17 +121,14 @@ def accuracy(
     if offset and isinstance(model, Adopted):
         raise UserError("offsets: a model of timm finds its positions itself; they cannot be moved")
     device, classes = accelerator.device, config.data.num_classes
-    loader = eval_loader(
-        config, source, view, rank=accelerator.process_index, world=accelerator.num_processes
-    )
     normalize = Normalize(config, device)
     correct, count = torch.zeros((), device=device), torch.zeros((), device=device)
     taken = torch.zeros(classes if classes <= FEW else 0, classes, device=device)
-    moves = torch.randn(len(source), model.num_axes, generator=generator("offset"))
+    moves = torch.randn(len(validation), model.num_axes, generator=generator("offset"))
     unreadable: list[str] = []
     was_training = model.training
     model.eval()
-    for number, batch in enumerate(loader):
+    for number, batch in enumerate(validation.batches(view)):
         if batch.fatal:
             raise UserError(batch.fatal)
         unreadable += batch.unreadable
@@ -125,7 +137,7 @@ def accuracy(
         place = _places(model, images, view)
         if offset:  # however the images are put into batches
             first = (number * accelerator.num_processes + accelerator.process_index) * len(targets)
-            own = torch.arange(first, first + len(targets)).clamp(max=len(source) - 1)
+            own = torch.arange(first, first + len(targets)).clamp(max=len(validation) - 1)
             place = place + offset * moves[own][:, None].to(place)
         with autocast(config.train.precision, device):
             found = model(images, place).argmax(-1)
@@ -147,6 +159,18 @@ def accuracy(
     return result
 
 
+@contextlib.contextmanager
+def validating(config: Config, source: Source, accelerator: Accelerator) -> Iterator[Validation]:
+    """This process's part of a validation set, for any number of evaluations."""
+    validation = Validation(
+        config, source, rank=accelerator.process_index, world=accelerator.num_processes
+    )
+    try:
+        yield validation
+    finally:
+        validation.close()
+
+
 def _places(model: ViT, images: Tensor, view: View) -> Tensor:
     """Where the tokens are. A part of a video takes less time: as much less as it is shorter."""
     place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
@@ -166,38 +190,39 @@ def evaluate_run(
     offsets: Sequence[float] = (0.0,),
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Accuracy of a finished run, in every view and at every offset; empty but in the main process.
+    """Figures of a finished run, in every view and at every offset; empty but in the main process.
 
     Of all views of the configuration, unless some ``resolutions`` are given, or names, ``only``.
     """
+    from comrope.experiments.objectives import objective_of
+
     trained, model = load_run(folder)
     config = trained.with_overrides(overrides)
     if data is not None:
         config = config.with_overrides({"data.root": data})
     if config.model != trained.model or config.data.frames != trained.data.frames:
         raise UserError("model: cannot be changed in evaluation; the weights are those of the run")
+    start_server(config.data.workers)
     accelerator = create_accelerator(config.train.device)
     views = views_of(config, resolutions)
     views = {name: view for name, view in views.items() if only is None or name in only}
     check_views(model, views.values())
     source = open_sources(config, train=False)[1]
     model.to(accelerator.device)
+    objective = objective_of(config, accelerator.device)
     found = []
-    with progress_bar(progress and accelerator.is_main_process, "images") as bar:
+    with (
+        validating(config, source, accelerator) as validation,
+        progress_bar(progress and accelerator.is_main_process, "images") as bar,
+    ):
         for view_name, view in views.items():
             for offset in offsets:
                 name = said(view_name) + (f", rho {offset:g}" if offset else "")
                 task = bar.add_task(name, total=len(source), note="")
-                entry = accuracy(
-                    model,
-                    config,
-                    source,
-                    view,
-                    accelerator,
-                    offset=offset,
-                    advance=partial(bar.advance, task),
-                )
-                bar.update(task, completed=len(source), note=f"{entry['top1']:.2f} %")
+                advance = partial(bar.advance, task)
+                entry = objective.evaluate(model, validation, view, accelerator, advance, offset)
+                note = f"{entry[config.headline]:.2f} %"
+                bar.update(task, completed=len(source), note=note)
                 entry = {"view": view_name, **view._asdict(), "offset": offset, **entry}
                 found.append(entry)
     return found if accelerator.is_main_process else []

@@ -14,9 +14,9 @@ from torch import Tensor
 from comrope.experiments.data import Batch
 from comrope.experiments.distributed import total
 from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import vit_of
 from comrope.experiments.folders import LOG
 from comrope.experiments.logs import machine, peak_memory, read_log, say
-from comrope.experiments.views import usual_view
 
 __all__ = ["Meter", "summarize"]
 
@@ -86,23 +86,17 @@ class Meter:
         self.waited, self.started = 0.0, time.perf_counter()
 
 
-def _taken_for(run: Any, results: dict[str, Any]) -> dict[str, Any]:
-    """What was taken for what as it was trained, with names where there are some."""
-    found = results.get(str(usual_view(run.config).resolution), {}).get("taken_for")
-    names = getattr(run.val_source, "classes", None)
-    return {} if found is None else {"classes": names, "taken_for": found}
-
-
 def summarize(run: Any, results: dict[str, Any]) -> dict[str, Any]:
     """What is worth knowing of a run that is over."""
     records = [r for r in read_log(run.out / LOG) if r["event"] == "train"]
     unreadable = records[-1]["unreadable"] if records else 0
     settled = records[len(records) // 4 :] or records  # past compilation and warm caches
     return {
-        "top1": {resolution: found["top1"] for resolution, found in results.items()},
+        **run.objective.summary(run.val_source, results),
         "images": max(found["images"] for found in results.values()),
-        **_taken_for(run, results),
-        "position_parameters": run.bare.position_parameters(),
+        "evaluation_seconds": sum(found["seconds"] for found in results.values()),
+        "view_seconds": {name: found["seconds"] for name, found in results.items()},
+        "position_parameters": vit_of(run.bare).position_parameters(),
         "parameters": sum(p.numel() for p in run.bare.parameters()),
         "steps": run.step,
         "processes": run.accelerator.num_processes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from comrope import positions as coordinates
 from comrope.experiments import checkpoint
 from comrope.experiments.config import Config, to_yaml
-from comrope.experiments.data import Batch, Normalize, TrainBatches, train_loader
+from comrope.experiments.data import Batch, TrainBatches, Validation, train_loader
 from comrope.experiments.distributed import (
     accumulating,
     autocast,
@@ -26,14 +26,16 @@ from comrope.experiments.distributed import (
     unwrap,
 )
 from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.evaluate import accuracy, build_model, compile_blocks
+from comrope.experiments.evaluate import build_model, compile_blocks, vit_of
 from comrope.experiments.folders import CONFIG, WEIGHTS, write_result
+from comrope.experiments.loading import end, start
 from comrope.experiments.logs import Log, progress_bar, say
 from comrope.experiments.meter import Meter, summarize
-from comrope.experiments.optim import Soften, create_optimizer, create_schedule
-from comrope.experiments.randomness import generator, seed_everything
+from comrope.experiments.objectives import objective_of
+from comrope.experiments.optim import create_optimizer, create_schedule
+from comrope.experiments.randomness import seed_everything
 from comrope.experiments.sources import open_sources
-from comrope.experiments.start import APE, begin_with
+from comrope.experiments.start import APE
 from comrope.experiments.state import (
     Average,
     load_model,
@@ -60,15 +62,13 @@ class Run:
         train_source, self.val_source = open_sources(config)
         assert train_source is not None
         self.train_source = train_source
-        self.batches = TrainBatches(
-            config,
-            len(train_source),
-            rank=accelerator.process_index,
-            world=accelerator.num_processes,
-        )
+        share = {"rank": accelerator.process_index, "world": accelerator.num_processes}
+        self.batches = TrainBatches(config, len(train_source), **share)
+        self.validation = Validation(config, self.val_source, **share)
+        self.stream: Iterator[Batch] | None = None
         if config.train.compile:
             torch.compiler.reset()  # what an earlier run compiled is not needed any more
-            compile_blocks(model)
+            compile_blocks(vit_of(model))
         self.model = distribute(model, config.train.strategy, self.accelerator)
         self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
         self.optimizer = create_optimizer(config, self.bare)
@@ -76,8 +76,7 @@ class Run:
         scaled = config.train.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=scaled)
         self.average = Average(self.bare, config.train.ema) if config.train.ema else None
-        self.soften = Soften(config)
-        self.normalize = Normalize(config, self.accelerator.device)
+        self.objective = objective_of(config, self.accelerator.device)
         self.step = 0
         self.unreadable = 0
         self.stop: int | None = None  # the signal that asked for it
@@ -122,7 +121,7 @@ class Run:
         """With the weights of another run, if one was named; what is known of it."""
         if self.config.train.start_from is None:
             return {}
-        started = begin_with(self.bare, self.config)
+        started = self.objective.begin(self.bare)
         if self.average is not None:
             self.average = Average(self.bare, self.average.decay)
         if self.is_main and any(map(APE.search, started["left_out"])):
@@ -161,7 +160,7 @@ class Run:
         """All steps that are left."""
         train = self.config.train
         meter = Meter(self)
-        stream = iter(self.loader)
+        self.stream = stream = start(self.loader)
         with progress_bar(self.progress, "steps") as bar:
             task = bar.add_task(
                 self.out.name, total=self.batches.steps, completed=self.step, note=""
@@ -187,29 +186,24 @@ class Run:
                 with meter.paused():
                     self.maybe_evaluate()
 
+    def close(self) -> None:
+        """End the processes that load."""
+        end(self.stream)
+        self.validation.close()
+
     def one_step(self, stream: Iterator[Batch], meter: Meter) -> Tensor:
         """One update of the weights; its loss, on the device."""
         config, parts = self.config, self.config.train.accumulate
         self.schedule.step_update(self.step)
-        positions = self.positions()
         loss = torch.zeros((), device=self.accelerator.device)
         for part in range(parts):
             batch = meter.wait(stream)
             seed_everything(
                 config.train.seed, "step", self.step, part, self.accelerator.process_index
             )
-            images, targets = self.soften(
-                self.normalize(batch.images),
-                batch.targets.to(self.accelerator.device, non_blocking=True),
-            )
-            share = images.shape[0]
-            place = positions
-            if positions.ndim == 3:
-                first = (self.accelerator.process_index * parts + part) * share
-                place = positions[first : first + share]
             with accumulating(self.model, part == parts - 1):
                 with autocast(config.train.precision, self.accelerator.device):
-                    part_loss = self.soften.loss(self.model(images, place), targets) / parts
+                    part_loss = self.objective.loss(self, batch, part) / parts
                 self.scaler.scale(part_loss).backward()
             loss += part_loss.detach()
         if config.optim.clip_grad is not None:
@@ -221,23 +215,6 @@ class Run:
         if self.average is not None:
             self.average.update(self.bare, self.step)
         return loss
-
-    def positions(self) -> Tensor:
-        """Of the patches: their centres, or the paper's noise about them, for the whole batch."""
-        train, grid = self.config.train, self.bare.train_grid
-        place = coordinates.grid(grid, device=self.accelerator.device)
-        if not train.perturbation:
-            return place
-        # Drawn for all processes at once, so that it does not depend on their number.
-        noise = generator(train.seed, "noise", self.step, device=self.accelerator.device)
-        return coordinates.perturb(
-            place,
-            [1 / size for size in grid],
-            train.perturbation,
-            batch_size=train.batch_size if train.perturbation_per == "sample" else None,
-            axes=train.perturbation_axes or None,
-            generator=noise,
-        )
 
     def should_stop(self) -> bool:
         if self.accelerator.num_processes == 1:
@@ -258,8 +235,8 @@ class Run:
             self.save()
             raise
         if self.is_main:
-            top1 = next(iter(found.values()))["top1"]
-            self.log.write("evaluation", step=self.step, epoch=epoch, top1=top1)
+            told, took = self.objective.logged(found[""]), found[""]["seconds"]
+            self.log.write("evaluation", step=self.step, epoch=epoch, **told, seconds=took)
 
     def evaluate(self, views: dict[str, View], progress: bool) -> dict[str, Any]:
         average = self.average.applied(self.bare) if self.average else contextlib.nullcontext()
@@ -268,15 +245,14 @@ class Run:
             for name, view in views.items():
                 images = len(self.val_source)
                 task = bar.add_task(f"{self.out.name}: {said(name)}", total=images, note="")
-                results[name] = found = accuracy(
-                    self.bare,
-                    self.config,
-                    self.val_source,
-                    view,
-                    self.accelerator,
-                    advance=partial(self._advance, bar, task),
+                begun = time.perf_counter()
+                advance = partial(self._advance, bar, task)
+                results[name] = found = self.objective.evaluate(
+                    self.bare, self.validation, view, self.accelerator, advance
                 )
-                bar.update(task, completed=images, note=f"{found['top1']:.2f} %")
+                found["seconds"] = time.perf_counter() - begun
+                note = f"{found[self.config.headline]:.2f} %"
+                bar.update(task, completed=images, note=note)
         return results
 
     def _advance(self, bar: Any, task: Any, images: int) -> None:

@@ -22,6 +22,8 @@ CHOICES = {
     "train.precision": ("no", "bf16", "fp16"),
     "train.strategy": ("ddp", "fsdp2"),
     "train.device": ("auto", "cpu"),
+    "detect.kind": ("mask", "box"),
+    "detect.scale": ("relative", "patch"),
 }
 AT_LEAST_ONE = {
     "model.tubelet",
@@ -35,6 +37,12 @@ AT_LEAST_ONE = {
     "train.keep",
     "train.log_every",
     "evaluate.batch_size",
+    "detect.image_size",
+    "detect.window",
+    "detect.out_channels",
+    "detect.head_channels",
+    "detect.proposals",
+    "detect.samples",
 }
 
 
@@ -49,6 +57,10 @@ def checked(config: Config) -> Config:
             raise UserError(f"{name}: expected at least 1, got {value!r}")
         if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
             raise UserError(f"{name}: expected a number of at least 0, got {value!r}")
+    if not 0 < config.optim.layer_decay <= 1:
+        raise UserError(
+            f"optim.layer_decay: expected above 0 and at most 1, got {config.optim.layer_decay:g}"
+        )
     if (config.train.precision, config.train.strategy) == ("fp16", "fsdp2"):
         raise UserError("train.precision: expected no or bf16 with train.strategy=fsdp2, got fp16")
     if not config.evaluate.resolutions:
@@ -65,6 +77,8 @@ def checked(config: Config) -> Config:
             f"got {len(data.mean)} and {len(data.std)}"
         )
     _check_clips(config)
+    if config.detects:
+        _check_detection(config)
     parts = config.train.accumulate
     if config.train.batch_size % parts:
         raise UserError(
@@ -100,3 +114,25 @@ def _check_clips(config: Config) -> None:
         )
     if any(not 0 < span <= 1 for span in evaluate.spans):
         raise UserError(f"evaluate.spans: expected numbers up to 1, got {evaluate.spans}")
+
+
+def _check_detection(config: Config) -> None:
+    """Detection has a ViT of ours, all of whose positions are where they are, on every device."""
+    if config.model.name.startswith(TIMM):
+        raise UserError(
+            "model.name: expected vit_SIZE_patchP_RESOLUTION, a ViT of ours; train.start_from fills"
+            f" it with timm's weights; got {config.model.name!r}"
+        )
+    for name, wanted in (("perturbation", 0), ("strategy", "ddp")):
+        if (value := getattr(config.train, name)) != wanted:
+            raise UserError(f"train.{name}: expected {wanted} of a detector, got {value!r}")
+    for name in ("mixup", "cutmix", "erase", "smoothing"):
+        if value := getattr(config.augment, name):
+            raise UserError(f"augment.{name}: knows no boxes; expected 0, got {value:g}")
+    low, high = config.detect.jitter
+    if not 0 < low <= high:
+        raise UserError(f"detect.jitter: expected two scales above 0, got {config.detect.jitter}")
+    if len(config.detect.anchors) != 5:
+        raise UserError(
+            f"detect.anchors: expected five sizes, one a level, got {config.detect.anchors}"
+        )

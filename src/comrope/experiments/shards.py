@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from comrope.experiments.errors import UserError
+from comrope.experiments.loading import start_server
 
 __all__ = ["Shards", "split_names"]
 
@@ -46,7 +47,9 @@ class Shards:
                 f"data.root: no shards of split {split!r} in {root}; expected *{split}*.tar or "
                 f"{split}/*.tar"
             )
-        with multiprocessing.Pool(min(os.cpu_count() or 1, len(self.paths))) as pool:
+        start_server()
+        context = multiprocessing.get_context("forkserver")
+        with context.Pool(min(os.cpu_count() or 1, len(self.paths))) as pool:
             indexed = pool.map(_index, self.paths)
         self.keys = [key for keys, _ in indexed for key in keys]
         self.shard = np.repeat(np.arange(len(self.paths)), [len(keys) for keys, _ in indexed])

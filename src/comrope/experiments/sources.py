@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +10,7 @@ from PIL import Image
 
 from comrope.experiments.config import Config, Data
 from comrope.experiments.errors import UserError
+from comrope.experiments.loading import Kept
 from comrope.experiments.shards import Shards, split_names
 
 __all__ = ["Cached", "Digits", "Source", "check_classes", "mode_of", "open_sources", "root_of"]
@@ -81,36 +80,34 @@ class Timm:
 
 
 class Cached:
-    """Another source, decoded once and kept in memory (before loading processes are forked)."""
+    """Another source, decoded once and kept in memory that all loading processes share."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            self.items = list(pool.map(self._decode, range(len(source))))
+        self.kept = Kept(len(source), self._decode, "images")
 
-    def _decode(self, index: int) -> tuple[Any, int] | Exception:
-        try:
-            image, target = self.source.load(index)
-            return np.asarray(image), target
-        except Exception as error:
-            return error
+    def _decode(self, index: int) -> tuple[int, list[Image.Image]]:
+        image, target = self.source.load(index)
+        return target, [image]
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.source)
 
     def name(self, index: int) -> str:
         return self.source.name(index)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        item = self.items[index]
-        if isinstance(item, Exception):
-            raise item
-        return Image.fromarray(item[0]), item[1]
+        target, _ = self.kept.load(index)
+        return Image.fromarray(self.kept.picture(index)), target
 
 
 def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, Source]:
     """The training source (None unless asked for) and the validation source, checked."""
     data = config.data
+    if config.detects:
+        from comrope.experiments.boxes import open_boxed
+
+        return open_boxed(config, train=train)  # type: ignore[return-value]
     if data.frames:
         from comrope.experiments.video import open_clips
 
@@ -166,10 +163,15 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
         if slash:  # its classes are numbers already
             return create_dataset(data.name, root=data.root, split=split)
         place = _place(root_of(data), split)
-        # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there.
-        no_pickle: dict[str, Any] = {"cache_tarinfo": False} if place.suffix == ".tar" else {}
+        # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there;
+        # and the .tar open, though neither threads nor processes can share its place in the file.
+        kept: dict[str, Any] = {"cache_tarinfo": False, "cache_tarfiles": False}
         return create_dataset(
-            "", root=str(place), search_split=False, class_map=classes or {}, **no_pickle
+            "",
+            root=str(place),
+            search_split=False,
+            class_map=classes or {},
+            **(kept if place.suffix == ".tar" else {}),
         )
     except (RuntimeError, OSError, ValueError, ImportError) as error:
         where = f"split {split!r} of {data.root or data.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ from comrope.experiments.distributed import like
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import read_weights
 
-__all__ = ["APE", "begin_with"]
+__all__ = ["APE", "OF_A_CLASSIFIER", "begin_with"]
 
 ANGLES = re.compile(r"\.(rope|comrope)\.method\.\w+$")
 HEAD = re.compile(r"(^|\.)head\.(weight|bias)$")
+OF_A_CLASSIFIER = ("cls_token", "head.weight", "head.bias")  # which a detector has no use for
 APE = re.compile(r"(^|\.)(ape\.codebook|pos_embed)$")
 
 
 @torch.no_grad()
-def begin_with(model: nn.Module, config: Config) -> dict[str, Any]:
+def begin_with(model: nn.Module, config: Config, *, unused: Collection[str] = ()) -> dict[str, Any]:
     """Fill a model, sharded or not, with the weights of ``train.start_from``: a run's, or timm's.
 
     The angles of another method than the run's, or of other axes, stay as they are, and the head
-    for another number of classes; the run's own absolute positions and angles may be left out.
-    Anything else that does not fit is an error. Returns where it started, what is new and what was
-    left out.
+    for another number of classes; the run's own absolute positions and angles may be left out, and
+    what is ``unused``. Anything else that does not fit is an error. Returns where it started, what
+    is new and what was left out.
     """
     tensors, method, classes, frames = _weights(config)
     own = model.state_dict()
@@ -43,7 +45,7 @@ def begin_with(model: nn.Module, config: Config) -> dict[str, Any]:
         new |= {name for name in own if HEAD.search(name)}
     taken = {name: tensor for name, tensor in own.items() if name not in new | away}
     left_out = sorted(set(tensors) - set(own) | away & set(tensors))
-    if wrong := _misfits(taken, tensors, left_out):
+    if wrong := _misfits(taken, tensors, [name for name in left_out if name not in unused]):
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"train.start_from: {config.train.start_from} does not fit: "

@@ -17,6 +17,8 @@ from comrope.experiments.distributed import create_accelerator, same_for_all
 from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.evaluate import evaluate_run
 from comrope.experiments.folders import LOCK, claim, read_result, write_result
+from comrope.experiments.loading import start_server
+from comrope.experiments.objectives import objective_of
 from comrope.experiments.run import Run
 from comrope.experiments.views import views_of
 
@@ -28,12 +30,14 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
 
     A finished run is not run again; a folder that holds another run is refused.
     """
+    start_server(config.data.workers)  # before there is a GPU to this process
     accelerator = create_accelerator(config.train.device)
     claim(config, out)
     if same_for_all(accelerator, read_result(out) is not None):
         return _with_more_views(config, out, accelerator, progress)
     run = Run(config, out, accelerator, progress)
-    with _locked(out, accelerator.is_main_process), _stopped_by_signals(run):
+    locked = _locked(out, accelerator.is_main_process)
+    with locked, _stopped_by_signals(run), contextlib.closing(run):
         run.restore()
         run.fit()
         result = run.finish()
@@ -49,10 +53,14 @@ def _with_more_views(
     result = read_result(out)
     if result is None:
         raise UserError(f"out: not every process sees {out}; it must be on storage that all share")
-    missing = [name for name in views_of(config) if name not in result["top1"]]
+    known = result[config.headline]
+    missing = [name for name in views_of(config) if name not in known]
     if missing:
         found = evaluate_run(out, overrides=runtime(config), only=missing, progress=progress)
-        result["top1"].update({entry["view"]: entry["top1"] for entry in found})
+        known.update({entry["view"]: entry[config.headline] for entry in found})
+        if config.detects:
+            figures = objective_of(config, accelerator.device).logged
+            result["figures"].update({entry["view"]: figures(entry) for entry in found})
         if accelerator.is_main_process:
             write_result(out, result)
         accelerator.wait_for_everyone()
@@ -97,4 +105,4 @@ def _stopped_by_signals(run: Run) -> Iterator[None]:
 def is_finished(config: Config, out: Path) -> bool:
     """Whether a run has a result, in every view that is asked for."""
     result = read_result(out)
-    return result is not None and set(views_of(config)) <= set(result["top1"])
+    return result is not None and set(views_of(config)) <= set(result[config.headline])

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from comrope.experiments.clips import Choose, Clips, Moving, Reading, check_count
 from comrope.experiments.config import Data
 from comrope.experiments.errors import UserError
+from comrope.experiments.loading import SIDE_BY_SIDE, Kept
 from comrope.experiments.sources import check_classes, mode_of, root_of
 from comrope.experiments.ucf101 import in_folders, in_list, list_folder, training_classes
 
 __all__ = ["SIDE_BY_SIDE", "CachedVideos", "Videos", "open_clips"]
-
-SAMPLE = 32  # videos, spread over all, from which the memory of all is estimated
-SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # how many runs share this machine's memory
-SHARE = 0.8  # of the memory there is: training wants the rest
 
 
 class Videos(Clips):
@@ -59,27 +53,18 @@ class Videos(Clips):
 
 
 class CachedVideos(Clips):
-    """Another source, decoded once and kept in memory (before loading processes are forked)."""
+    """Another source, decoded once and kept in memory that all loading processes share."""
 
     def __init__(self, source: Clips) -> None:
         self.source, self.classes = source, source.classes
-        few = range(0, len(source), max(1, len(source) // SAMPLE))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            kept = dict(zip(few, pool.map(self._keep, few), strict=True))
-            _check_memory(list(kept.values()), len(source))
-            rest = [index for index in range(len(source)) if index not in kept]
-            kept |= zip(rest, pool.map(self._keep, rest), strict=True)
-        self.items = [kept[index] for index in range(len(source))]
+        self.kept = Kept(len(source), self._decode, "videos")
 
-    def _keep(self, index: int) -> tuple[int, list[Any]] | Exception:
-        try:
-            found = self.source.read(index, range)
-            return found.said, [np.asarray(found.frames[n]) for n in range(found.seen)]
-        except Exception as error:
-            return error.with_traceback(None)  # which would keep what was decoded
+    def _decode(self, index: int) -> tuple[int, list[Image.Image]]:
+        found = self.source.read(index, range)
+        return found.said, [found.frames[n] for n in range(found.seen)]
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.source)
 
     def name(self, index: int) -> str:
         return self.source.name(index)
@@ -88,13 +73,10 @@ class CachedVideos(Clips):
         return self.source.target(index)
 
     def read(self, index: int, choose: Choose) -> Reading:
-        item = self.items[index]
-        if isinstance(item, Exception):
-            raise item.with_traceback(None)
-        said, frames = item
+        said, seen = self.kept.load(index)
         numbers = choose(said)
-        there = {n: Image.fromarray(frames[n]) for n in numbers if n < len(frames)}
-        return Reading(said, numbers, there, len(frames))
+        there = {n: Image.fromarray(self.kept.picture(index, n)) for n in numbers if n < seen}
+        return Reading(said, numbers, there, seen)
 
 
 def open_clips(data: Data, *, train: bool = True) -> tuple[Clips | None, Clips]:
@@ -137,7 +119,7 @@ def _open_videos(data: Data, mode: str, train: bool) -> Sequence[Videos]:
 
 
 def _opencv() -> Any:
-    """OpenCV, quiet and in one thread: loading processes are forked, its threads are not."""
+    """OpenCV, quiet and in one thread: others load beside it."""
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     try:
@@ -195,30 +177,3 @@ def _count(path: Path) -> int:
         count = sum(1 for _ in iter(capture.grab, False))
     check_count(count)
     return count
-
-
-def _check_memory(kept: list[Any], videos: int) -> None:
-    """Raise unless there is room for all videos, if they are like those that are kept."""
-    items = [item for item in kept if not isinstance(item, Exception)]
-    each = sum(frame.nbytes for _, frames in items for frame in frames) / max(1, len(items))
-    # Every process keeps all: those of a run, and of runs beside it (see runner.py).
-    names = ("LOCAL_WORLD_SIZE", SIDE_BY_SIDE)
-    processes = math.prod(int(os.environ.get(name, "1")) for name in names)
-    needed, there = each * videos * processes, _memory()
-    if needed > SHARE * there:
-        raise UserError(
-            f"data.cache: {videos} videos would need about {needed / 2**30:.1f} GiB of memory, "
-            f"expected at most {SHARE:.0%} of the {there / 2**30:.1f} GiB there are; "
-            "data.cache=false would decode them on demand"
-        )
-
-
-def _memory() -> int:
-    """The bytes that are available; of a container no more than it is allowed."""
-    import psutil
-
-    there = int(psutil.virtual_memory().available)
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            there = min(there, int(Path("/sys/fs/cgroup", limit).read_text()))
-    return there

@@ -34,6 +34,8 @@ def resolution_of(config: Config) -> tuple[int, int]:
 
 def usual_view(config: Config) -> View:
     """As it was trained."""
+    if config.detects:
+        return View(config.detect.image_size)
     return View(resolution_of(config)[0], config.data.frames)
 
 
@@ -57,8 +59,8 @@ def said(name: str) -> str:
 
 
 def check_views(model: ViT, views: Iterable[View]) -> None:
-    """Raise unless the model's patches fit."""
-    for view in views:
+    """Raise unless the model's patches fit. (A detector pads.)"""
+    for view in views if hasattr(model, "patches") else ():
         *tubelet, rows, columns = model.patches.patch_size
         for patch in (rows, columns):
             if view.resolution < patch or view.resolution % patch:
