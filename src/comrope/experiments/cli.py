@@ -48,8 +48,8 @@ def train_command(
 
     config = load_recipe(recipe).with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
-    for view, top1 in result.get("top1", {}).items():
-        print(f"{said(view):>8}  {top1:6.2f} %")
+    for view, found in result.get(config.headline, {}).items():
+        print(f"{said(view):>8}  {found:6.2f} %")
     if result:
         print(f"run: {out}")
 
@@ -70,6 +70,7 @@ def eval_command(
     quiet: Quiet = False,
 ) -> None:
     """Accuracy of a trained model at any resolutions, with the image where it is or moved."""
+    from comrope.experiments.coco import METRICS
     from comrope.experiments.evaluate import evaluate_run
     from comrope.experiments.views import said
 
@@ -83,6 +84,10 @@ def eval_command(
     )
     for entry in found:
         moved = f"  moved by N(0, {entry['offset']:g}²)" if entry["offset"] else ""
+        if "AP" in entry:
+            told = "  ".join(f"{name} {_percent(entry[name])}" for name in METRICS)
+            print(f"{said(entry['view']):>8}  {told}")
+            continue
         print(f"{said(entry['view']):>8}  {entry['top1']:6.2f} %{moved}")
     if out is not None and found:
         from comrope.experiments.checkpoint import write_atomically
@@ -95,8 +100,8 @@ def reproduce_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="classification, video, offset, block-size, perturbation, distribution, finetune "
-            "or cost."
+            help="classification, video, detection, offset, block-size, perturbation, "
+            "distribution, finetune or cost."
         ),
     ],
     overrides: Overrides = None,
@@ -255,6 +260,10 @@ def main() -> None:
 def _leave(message: str, code: int) -> None:
     print(message, file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def _percent(value: float | None) -> str:
+    return "   –  " if value is None else f"{value:6.2f}"
 
 
 def _root(data: str | None) -> dict[str, str]:

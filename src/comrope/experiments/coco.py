@@ -41,7 +41,8 @@ class Coco:
     what COCO leaves out. An image without boxes is an image without boxes.
     """
 
-    def __init__(self, root: str | Path, split: str) -> None:
+    def __init__(self, root: str | Path, split: str, mode: str = "RGB") -> None:
+        self.mode = mode
         self.folder, file = _places(Path(root), split)
         self.truth = _read(file)
         categories = sorted(self.truth["categories"], key=lambda category: category["id"])
@@ -66,7 +67,7 @@ class Coco:
         size than the annotations are of."""
         said = self.images[index]
         with Image.open(self.folder / said["file_name"]) as file:
-            image = file.convert("RGB")
+            image = file.convert(self.mode)
         if image.size != (said["width"], said["height"]):
             wanted = f"{said['width']} x {said['height']}"
             raise ValueError(f"expected {wanted}, as annotated, got {image.width} x {image.height}")

@@ -94,7 +94,8 @@ def _load(source: Path) -> tuple[ViT, Notes]:
     if (source / CONFIG).is_file():
         config, model = load_run(source)
         if not isinstance(model, ViT):
-            raise UserError(f"run: expected a ViT of comrope, {source} has {config.model.name}")
+            found = "a detector" if config.detects else config.model.name
+            raise UserError(f"run: expected a ViT of comrope, {source} has {found}")
         notes = {
             "mean": list(config.data.mean),
             "std": list(config.data.std),

@@ -57,6 +57,7 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
         "distribution": _distribution,
         "finetune": _finetune,
         "video": _video,
+        "detection": _detection,
         "cost": _cost,
     }
     save(drawings[name](results), path)
@@ -269,6 +270,12 @@ def _finetune(results: dict[str, Any]) -> Any:
         f"After {epochs} epochs on top of a model trained with APE{spread}", fontsize=11
     )
     return figure
+
+
+def _detection(results: dict[str, Any]) -> Any:
+    from comrope.experiments.detection_study import figure
+
+    return figure(results)
 
 
 def _cost(results: dict[str, Any]) -> Any:

@@ -16,8 +16,8 @@ from comrope.experiments import figures
 from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, load_run
-from comrope.experiments.start import begin_with
+from comrope.experiments.evaluate import build_model, load_run, vit_of
+from comrope.experiments.start import OF_A_CLASSIFIER, begin_with
 from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
 
@@ -46,11 +46,11 @@ def angle_elements(model: nn.Module) -> Tensor:
 
 def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
     """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
-    first = build_model(config)
+    first = vit_of(build_model(config))
     taken = config.train.start_from
     if taken and Path(taken).is_dir():  # it may have been moved since
         with contextlib.suppress(UserError):
-            begin_with(first, config)
+            begin_with(first, config, unused=OF_A_CLASSIFIER if config.detects else ())
     start = analysis.rotary_modules(first)
     moved = {}
     for name, rope in analysis.rotary_modules(model).items():
@@ -71,6 +71,7 @@ def ape_variation(model: ViT) -> list[float]:
 def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
     """Numbers to ``inspect.json`` and pictures beside it; returns the numbers."""
     config, model = load_run(folder)
+    model = vit_of(model)
     ropes = analysis.rotary_modules(model)
     facts: dict[str, Any] = {"run": str(folder), "position": config.model.position}
     pictures = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -14,20 +15,41 @@ from comrope.groups import split_parameters
 __all__ = ["Soften", "create_optimizer", "create_schedule", "parameter_groups"]
 
 
+BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+BEFORE = re.compile(r"(?:^|\.)(?:patches|patch_embed|ape|pos_embed|cls_token|reg_token)\b")
 SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the step alone
 
 
 def parameter_groups(config: Config, model: nn.Module) -> list[dict[str, Any]]:
-    """As ``comrope.parameter_groups``, with the scale of the rate that timm's schedules know."""
+    """As ``comrope.parameter_groups``, with the scale of the rate that timm's schedules know; with
+    ``optim.layer_decay`` a group for each layer of a kind."""
     optim = config.optim
-    return [
-        {
-            "params": parameters,
-            "weight_decay": optim.weight_decay if name == "decayed" else 0.0,
-            "lr_scale": optim.angle_lr_scale if name == "angles" else 1.0,
-        }
-        for name, parameters in split_parameters(model).items()
-    ]
+    layers = {id(parameter): _layer(name) for name, parameter in model.named_parameters()}
+    top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for kind, parameters in split_parameters(model).items():
+        for parameter in parameters:
+            layer = layers[id(parameter)]
+            below = 0 if optim.layer_decay == 1 or layer is None else top - layer
+            angles = optim.angle_lr_scale if kind == "angles" else 1.0
+            group = groups.setdefault(
+                (kind, below),
+                {
+                    "params": [],
+                    "weight_decay": optim.weight_decay if kind == "decayed" else 0.0,
+                    "lr_scale": angles * optim.layer_decay**below,
+                },
+            )
+            group["params"].append(parameter)
+    return list(groups.values())
+
+
+def _layer(name: str) -> int | None:
+    """The layer of a parameter of a ViT, or of what stands on one: 0 of what comes before its
+    blocks, None of what comes after them."""
+    if found := BLOCK.search(name):
+        return 1 + int(found[1])
+    return 0 if BEFORE.search(name) else None
 
 
 def create_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:

@@ -46,10 +46,7 @@ def make_plan(
         raise UserError(f"methods: none of this study's; expected some of {', '.join(LABELS)}")
     if study.start is None or base.train.start_from:
         return Plan(base, rows)
-    common = [text for text in own if _holds_for_both(text.partition("=")[0])]
-    before = load_recipe(preset.recipe).with_overrides(common).with_overrides(place)
-    before = before.with_overrides(first)
-    starts = [study.start.config(before, seed) for seed in range(preset.seeds)]
+    starts = _starts(study, preset, own, first, place)
     for cell, configs in rows.items():
         rows[cell] = [
             config.with_overrides({"train.start_from": str(runs / run_name(start))})
@@ -58,7 +55,26 @@ def make_plan(
     return Plan(base, {study.start: starts, **rows})
 
 
-def _holds_for_both(field: str) -> bool:
+def _starts(
+    study: Study, preset: Preset, own: Sequence[str], first: Sequence[str], place: dict[str, str]
+) -> list[Config]:
+    """What the others start from, a configuration a seed."""
+    assert study.start is not None
+    common = [text for text in own if _holds_for_both(text.partition("=")[0], study)]
+    before = load_recipe(study.recipe_of_start(preset)).with_overrides(common)
+    before = before.with_overrides({} if study.starts_elsewhere else place).with_overrides(first)
+    if study.starts_elsewhere and before.data.root is None and before.data.name != "digits":
+        raise UserError(
+            f"{PRETRAIN}data.root: not given; say where the data is that the backbone is trained "
+            "on, or what it starts from, train.start_from"
+        )
+    return [study.start.config(before, seed) for seed in range(preset.seeds)]
+
+
+def _holds_for_both(field: str, study: Study) -> bool:
     """Whether a field is no matter of one training alone: the model, the data, what decides
     nothing."""
-    return field.partition(".")[0] in ("model", "data") or field in RUNTIME
+    section = field.partition(".")[0]
+    if study.starts_elsewhere:
+        return section == "model" or (section == "train" and field in RUNTIME)
+    return section in ("model", "data") or field in RUNTIME

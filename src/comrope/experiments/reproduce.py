@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from comrope.experiments import checkpoint, cost, figures, tables
+from comrope.experiments import checkpoint, cost, detection_study, figures, tables
 from comrope.experiments.config import Config, load_recipe, to_dict
 from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import accuracy, build_model, load_run
+from comrope.experiments.evaluate import accuracy, build_model, load_run, validating
 from comrope.experiments.folders import read_result
 from comrope.experiments.inspection import angle_elements
 from comrope.experiments.logs import machine, say
@@ -26,7 +26,7 @@ from comrope.experiments.plan import make_plan
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.sources import open_sources
 from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, Preset, Study, run_name
-from comrope.experiments.views import check_views, resolution_of, usual_view, views_of
+from comrope.experiments.views import check_views, usual_view, views_of
 
 __all__ = ["OFFSETS", "reproduce"]
 
@@ -74,7 +74,7 @@ def reproduce(
         "data": _described(base, study, chosen),
         "seeds": chosen.seeds,
         "command": shlex.join(["comrope", *sys.argv[1:]]),
-        "trained_at": resolution_of(base)[0],
+        "trained_at": usual_view(base).resolution,
         "resolutions": list(base.evaluate.resolutions),
         "frames": [*base.evaluate.frames],
         "spans": [*base.evaluate.spans],
@@ -84,7 +84,10 @@ def reproduce(
         "paper": paper_figures(),
     }
     if accelerator.is_main_process:
-        _write(name, results, out / _folder(name, methods, seeds, overrides))
+        folder = out / _folder(name, methods, seeds, overrides)
+        _write(name, results, folder)
+        if name == "detection":
+            _show_found(plan, runs, folder / "detections.png")
     accelerator.wait_for_everyone()
     return results
 
@@ -119,8 +122,9 @@ def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:
 
 def _check(plan: dict[Cell, list[Config]]) -> None:
     """Everything that can be wrong, before the first run rather than at the tenth."""
-    for data in {replace(configs[0].data, cache=False) for configs in plan.values()}:
-        open_sources(replace(next(iter(plan.values()))[0], data=data))
+    firsts = [configs[0] for configs in plan.values()]
+    for data, config in {replace(each.data, cache=False): each for each in firsts}.items():
+        open_sources(replace(config, data=data))
     for configs in plan.values():
         check_views(build_model(configs[0]), views_of(configs[0]).values())
 
@@ -135,7 +139,8 @@ def _gather(
         assert result is not None
         if result["data_root"] != config.data.root:
             say(f"{folder.name}: was trained on the data at {result['data_root']}")
-        result["top1"] = {name: result["top1"][name] for name in views_of(config)}
+        told = config.headline
+        result[told] = {name: result[told][name] for name in views_of(config)}
         run = {"run": folder.name, "seed": config.train.seed, **result}
         if name == "offset":
             run["offset"] = _offset_curve(config, folder, progress)
@@ -143,6 +148,8 @@ def _gather(
             elements = angle_elements(load_run(folder)[1])
             run["std"] = float(elements.std())
             run["histogram"] = figures.histogram(elements)
+        if config.detects:
+            run["by_epoch"] = detection_study.by_epoch(folder, config, result)
         runs.append(run)
     gathered = {
         "method": cell.method,
@@ -153,7 +160,7 @@ def _gather(
         "timeless": cell.timeless,
         "runs": runs,
     }
-    for key in ("top1", "offset"):
+    for key in ("top1", "AP", "offset"):
         if key in runs[0]:
             gathered[key] = {x: tables.spread([run[key][x] for run in runs]) for x in runs[0][key]}
     if "std" in runs[0]:
@@ -175,15 +182,24 @@ def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, flo
         smaller = max(1, config.evaluate.batch_size // 8)
         config = config.with_overrides({"evaluate.batch_size": smaller})
     model.to(accelerator.device)
-    source = open_sources(config, train=False)[1]
-    view = usual_view(config)
-    curve = {
-        f"{rho:g}": accuracy(model, config, source, view, accelerator, offset=rho)["top1"]
-        for rho in OFFSETS
-    }
+    source, view = open_sources(config, train=False)[1], usual_view(config)
+    with validating(config, source, accelerator) as validation:
+        curve = {
+            f"{rho:g}": accuracy(model, config, validation, view, accelerator, offset=rho)["top1"]
+            for rho in OFFSETS
+        }
     if accelerator.is_main_process:
         checkpoint.write_atomically(file, json.dumps({"about": about, "top1": curve}) + "\n")
     return curve
+
+
+def _show_found(plan: dict[Cell, list[Config]], runs: Path, path: Path) -> None:
+    """What one of ours finds, or whichever is there."""
+    cells = [cell for cell in plan if cell.finetuned]
+    chosen = next((cell for cell in cells if cell.method == "comrope-ld"), cells[-1])
+    config = plan[chosen][0]
+    detection_study.draw_found(load_run(runs / run_name(config))[1], config, path)
+    print(f"found:   {path}")
 
 
 def _write(name: str, results: dict[str, Any], folder: Path) -> None:

@@ -20,6 +20,8 @@ LATER = (
     "augment.frames",
     "train.start_from",
     "train.perturbation_axes",
+    "optim.layer_decay",
+    "detect.",
 )
 
 __all__ = ["LABELS", "OF_ROWS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
@@ -101,8 +103,12 @@ class Study:
     where: str
     start: Cell | None = None  # what the other runs start from, unless train.start_from is given
     decides: tuple[str, ...] = ()  # fields, besides those that every study decides
+    starts_elsewhere: bool = False  # what they start from was trained on other data
 
     def recipe(self, preset: Preset) -> str:
+        return preset.recipe
+
+    def recipe_of_start(self, preset: Preset) -> str:
         return preset.recipe
 
     def described(self, preset: Preset) -> str:
@@ -164,7 +170,33 @@ class Video(Study):
         return [*told, Cell("comrope-ld", preset.perturbations[0], timeless=True)]
 
 
+class Detection(Study):
+    """As fine-tuning: rotations that start at zero, on top of absolute positions. (Vanilla RoPE's
+    do not start at zero.)"""
+
+    def recipe(self, preset: Preset) -> str:
+        return BOXES[preset.recipe][0]
+
+    def recipe_of_start(self, preset: Preset) -> str:
+        return "digits_patch4" if preset.recipe == "digits" else preset.recipe
+
+    def described(self, preset: Preset) -> str:
+        return BOXES[preset.recipe][1]
+
+    def seeds(self, preset: Preset) -> int:
+        return 1 if preset.recipe == "digits" else preset.seeds
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        methods = [m for m in preset.methods if m != "rope"]
+        return [Cell(m, perturbation=0.0, finetuned=True) for m in methods]
+
+
 # In place of the images of a preset: a recipe, and what to call it.
+BOXES = {
+    "digits": ("scenes", "digits scattered over 48 px, Faster R-CNN over ViT-nano/4"),
+    "imagenette": ("bccd", "BCCD at 320 px, Faster R-CNN over ViT-S/8"),
+    "imagenet": ("coco", "COCO at 1,024 px, Mask R-CNN over ViT-S/16"),
+}
 CLIPS = {
     "digits": ("moving", "shapes that move to the left or to the right, ViT-nanovideo"),
     "imagenette": ("gesture5", "gesture5, the paper's 3D ViT at 112 px"),
@@ -184,6 +216,13 @@ STUDIES: dict[str, Study] = {
         decides=("model.ape", "model.init"),
     ),
     "video": Video("3D classification of clips", "Tab. 3"),
+    "detection": Detection(
+        "Object detection with a pre-trained backbone",
+        "Tab. 2",
+        start=Cell("ape", perturbation=0.0),
+        decides=("model.ape", "model.init"),
+        starts_elsewhere=True,
+    ),
     "cost": Study("Parameters and time", "Tab. 5 and 7"),
 }
 
@@ -194,7 +233,7 @@ def run_name(config: Config) -> str:
     fields = [
         (name, value)
         for name, value in decisive(config).items()
-        if name not in LATER or (value or None) != (usual[name] or None)
+        if not name.startswith(LATER) or (value or None) != (usual[name] or None)
     ]
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
     model, train = config.model, config.train

@@ -23,6 +23,7 @@ def table(name: str, results: dict[str, Any]) -> str:
         "distribution": _distribution,
         "finetune": _finetune,
         "video": _video,
+        "detection": _detection,
         "cost": _cost,
     }[name](results)
     machine = results["machine"]
@@ -236,6 +237,12 @@ def _gain(cell: dict[str, Any], unswapped: dict[str, Any] | None, size: str) -> 
         return "–"
     pairs = zip(cell["top1"][size]["values"], unswapped["top1"][size]["values"], strict=True)
     return number(spread([mine - other for mine, other in pairs]))
+
+
+def _detection(results: dict[str, Any]) -> str:
+    from comrope.experiments.detection_study import table as six_figures
+
+    return six_figures(results)
 
 
 def _cost(results: dict[str, Any]) -> str:

@@ -1,0 +1,152 @@
+"""What positions cost a detector: training steps of all methods, in turns, by the measure of APE.
+
+    python benchmarks/detection.py                       # the paper's: 1,024 px, two images
+    python benchmarks/detection.py --recipe scenes --batch 2 --rounds 3 train.device=cpu
+
+Random weights, images and boxes. A method is timed if its features, angles at zero, are those of
+APE: in float32, before, in the same process. A step is forward, backward and optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from comrope.experiments.boxes import BoxBatch
+from comrope.experiments.checkpoint import write_atomically
+from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.detect import detection_loss
+from comrope.experiments.distributed import autocast, create_accelerator
+from comrope.experiments.evaluate import build_model, compile_blocks, vit_of
+from comrope.experiments.logs import machine
+from comrope.experiments.optim import create_optimizer
+from comrope.experiments.studies import Cell
+from comrope.experiments.timing import allocated, make_ready, peak_above, time_in_turns
+
+METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
+LIMIT = 1e-4  # of the features' difference, relative
+BOXES = 7  # an image, as COCO has on average
+
+
+def make_batch(config: Config, images: int) -> BoxBatch:
+    size, generator = config.detect.image_size, torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    targets = []
+    for _ in range(images):
+        corner, side = 0.7 * size * draw(BOXES, 2), size * (0.05 + 0.2 * draw(BOXES, 2))
+        boxes = torch.cat((corner, corner + side), 1)
+        labels = 1 + (config.data.num_classes * draw(BOXES)).long()
+        target = {"boxes": boxes, "labels": labels}
+        if config.detect.kind == "mask":
+            masks = torch.zeros(BOXES, size, size, dtype=torch.uint8)
+            for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+                mask[top:bottom, left:right] = 1
+            target["masks"] = masks
+        targets.append(target)
+    pixels = [(255 * draw(config.data.in_chans, size, size)).byte() for _ in range(images)]
+    return BoxBatch(pixels, targets, [], None)
+
+
+def features(model: Any, batch: BoxBatch, device: torch.device) -> torch.Tensor:
+    images = torch.stack(batch.images).to(device).float() / 255
+    with torch.no_grad():
+        return torch.as_tensor(model.backbone.plain(images))
+
+
+def step(
+    model: nn.Module,
+    config: Config,
+    batch: BoxBatch,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> None:
+    torch.manual_seed(0)  # which proposals are learned from is drawn
+    with autocast(config.train.precision, device):
+        loss = detection_loss(model, batch, device)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def ready(
+    config: Config, batch: BoxBatch, device: torch.device, weights: dict[str, torch.Tensor]
+) -> tuple[Callable[[], None], Any]:
+    """A step of the model of a configuration, and the features that it starts with. The weights are
+    those given, where it has such; without any, they become its own."""
+    model = build_model(config).to(device)
+    model.load_state_dict(weights, strict=False)
+    if not weights:
+        weights |= {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.eval()
+    found = features(model, batch, device)
+    model.train()
+    if config.train.compile:
+        compile_blocks(vit_of(model))
+    return partial(step, model, config, batch, create_optimizer(config, model), device), found
+
+
+def measure(base: Config, methods: list[str], images: int, rounds: int) -> dict[str, Any]:
+    device = create_accelerator(base.train.device).device
+    batch = make_batch(base, images)
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("highest")
+    rows: dict[str, dict[str, Any]] = {}
+    weights: dict[str, torch.Tensor] = {}
+    work, wanted = {}, None
+    for method in methods:
+        before = allocated(device)
+        config = Cell(method, perturbation=0.0, finetuned=True).config(base, seed=0)
+        call, found = ready(config, batch, device, weights)
+        wanted = found if wanted is None else wanted
+        error = float((found - wanted).norm() / wanted.norm())
+        rows[method] = {"error": error, "limit": LIMIT}
+        if error > LIMIT:
+            print(f"{method}: features differ from {methods[0]}'s by {error:.1e}", file=sys.stderr)
+            continue
+        peak = peak_above(device, before, call)
+        rows[method]["peak_gib"] = None if peak is None else peak / 2**30
+        work[method] = make_ready(call, device, rounds=rounds)
+    for method, times in time_in_turns(work, device).items():
+        rows[method] |= times._asdict()
+    first = rows[methods[0]]
+    for row in rows.values():
+        if "ms" in row and "ms" in first:
+            row["of_first"] = row["ms"] / first["ms"]
+            row["peak_of_first"] = row["peak_gib"] and row["peak_gib"] / first["peak_gib"]
+    return {"images": images, "rows": rows, "machine": machine(device)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--recipe", default="coco")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("fields", nargs="*", help="such as train.compile=true")
+    args = parser.parse_intermixed_args()
+    base = load_recipe(args.recipe).with_overrides(args.fields)
+    results = measure(base, args.methods.split(","), args.batch, args.rounds)
+    results["command"] = " ".join(["python", "benchmarks/detection.py", *sys.argv[1:]])
+    for method, row in results["rows"].items():
+        if "ms" in row:
+            peak = "" if row["peak_gib"] is None else f"  {row['peak_gib']:6.2f} GiB"
+            print(f"{method:16} {row['ms']:8.1f} ms  {row['of_first']:5.2f}{peak}")
+    if args.out is not None:
+        write_atomically(args.out, json.dumps(results, indent=1) + "\n")
+    sys.exit(any("ms" not in row for row in results["rows"].values()))
+
+
+if __name__ == "__main__":
+    main()

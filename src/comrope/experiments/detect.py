@@ -1,0 +1,215 @@
+"""Detection as something to train: the detector, its loss, and COCO's figures of what it finds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from comrope.experiments.adopted import pretrained_weights
+from comrope.experiments.boxes import BoxBatch, Boxed
+from comrope.experiments.coco import metrics
+from comrope.experiments.config import TIMM, Config
+from comrope.experiments.data import IGNORED, Validation
+from comrope.experiments.distributed import autocast, total
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import vit_of
+from comrope.experiments.start import OF_A_CLASSIFIER, begin_with
+from comrope.experiments.views import View
+from comrope.models import ViT
+from comrope.models.detection import ANCHOR_RATIOS, detector, load_timm_weights
+
+__all__ = [
+    "average_precision",
+    "begin_detector",
+    "build_detector",
+    "detection_loss",
+    "find",
+    "score",
+]
+
+MOST_FOUND = 100  # an image, as COCO's figures count
+FILE = ".safetensors"
+
+
+def build_detector(config: Config, vit: ViT) -> nn.Module:
+    """A detector of torchvision around a ViT, as the section ``detect`` says."""
+    from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+    from torchvision.models.detection.rpn import AnchorGenerator
+
+    detect, data = config.detect, config.data
+    classes = 1 + data.num_classes  # torchvision counts the background
+    sizes = tuple((int(size),) for size in detect.anchors)
+    try:
+        model: Any = detector(
+            detect.kind,
+            vit=vit,
+            num_classes=classes,
+            window=detect.window,
+            scale=detect.scale,
+            image_size=detect.image_size,
+            out_channels=detect.out_channels,
+            size_divisible=_square(vit, detect.image_size),
+            image_mean=data.mean,
+            image_std=data.std,
+            rpn_anchor_generator=AnchorGenerator(sizes, (ANCHOR_RATIOS,) * len(sizes)),
+            rpn_pre_nms_top_n_train=2 * detect.proposals,
+            rpn_post_nms_top_n_train=2 * detect.proposals,
+            rpn_pre_nms_top_n_test=detect.proposals,
+            rpn_post_nms_top_n_test=detect.proposals,
+            box_batch_size_per_image=detect.samples,
+            box_detections_per_img=MOST_FOUND,
+        )
+    except ValueError as error:
+        raise UserError(f"model: {error}") from None
+    pooled = 7 * 7 * detect.out_channels
+    model.roi_heads.box_head = TwoMLPHead(pooled, detect.head_channels)
+    model.roi_heads.box_predictor = FastRCNNPredictor(detect.head_channels, classes)
+    return cast(nn.Module, model)
+
+
+def _square(vit: ViT, size: int) -> int:
+    """The side of the padded square: a multiple of the coarsest stride that ``size`` fits in."""
+    stride = 4 * vit.patches.patch_size[0]
+    return -(-size // stride) * stride
+
+
+def begin_detector(vit: ViT, config: Config) -> dict[str, Any]:
+    """Fill the ViT of a detector with ``train.start_from``: a classification run's, timm's by name,
+    or those of a ``.safetensors`` file that has timm's names."""
+    start = str(config.train.start_from)
+    if not start.startswith(TIMM) and not start.endswith(FILE):
+        return begin_with(vit, config, unused=OF_A_CLASSIFIER)
+    if start.startswith(TIMM):
+        tensors, _ = pretrained_weights(config, start)
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    else:
+        try:
+            tensors = load_file(Path(start))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"train.start_from: {start} cannot be read ({error})") from None
+    try:
+        loaded = load_timm_weights(vit, tensors)
+    except ValueError as error:
+        raise UserError(f"train.start_from: {start} does not fit: {error}") from None
+    return {"start": start, "new": [*loaded.new], "left_out": [*loaded.left_out]}
+
+
+def detection_loss(model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
+    """The sum of torchvision's losses: of proposals, boxes, classes and masks."""
+    targets = [
+        {name: part.to(device, non_blocking=True) for name, part in target.items()}
+        for target in batch.targets
+    ]
+    losses = model(_on_device(batch.images, device), targets)
+    return torch.stack([loss.float() for loss in losses.values()]).sum()
+
+
+def _on_device(images: list[Tensor], device: torch.device) -> list[Tensor]:
+    return [image.to(device, non_blocking=True).float() / 255 for image in images]
+
+
+def average_precision(
+    model: nn.Module,
+    config: Config,
+    validation: Validation,
+    view: View,
+    accelerator: Accelerator,
+    *,
+    advance: Callable[[int], Any] = lambda images: None,
+) -> dict[str, Any]:
+    """COCO's six figures of a validation set, seen at any size."""
+    source = cast(Boxed, validation.source)
+    batches = cast(Iterator[BoxBatch], validation.batches(view))
+    found, unreadable = find(model, config, batches, source, view, accelerator, advance)
+    return score(found, unreadable, source, accelerator)
+
+
+@torch.compiler.set_stance("force_eager")  # every size would be compiled anew
+@torch.inference_mode()
+def find(
+    model: nn.Module,
+    config: Config,
+    batches: Iterator[BoxBatch],
+    source: Boxed,
+    view: View,
+    accelerator: Accelerator,
+    advance: Callable[[int], Any] = lambda images: None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Everything that is found in the images of this process, as COCO writes it; and the images
+    that could not be read."""
+    found: list[dict[str, Any]] = []
+    unreadable: list[str] = []
+    was_training = model.training
+    model.eval()
+    with _seen_at(model, view.resolution):
+        for batch in batches:
+            if batch.fatal:
+                raise UserError(batch.fatal)
+            unreadable += batch.unreadable
+            numbers = [int(target["image_id"]) for target in batch.targets]
+            with autocast(config.train.precision, accelerator.device):
+                outputs = model(_on_device(batch.images, accelerator.device))
+            for number, output in zip(numbers, outputs, strict=True):
+                if number != IGNORED:
+                    found += _as_coco(number, output, source.category_ids)
+            advance(len(numbers) * accelerator.num_processes)
+    model.train(was_training)
+    return found, unreadable
+
+
+@contextlib.contextmanager
+def _seen_at(model: Any, size: int) -> Iterator[None]:
+    """Images are fitted into a square of another size for a while."""
+    transform = model.transform
+    before = transform.min_size, transform.max_size, transform.size_divisible
+    transform.min_size, transform.max_size = (size,), size
+    transform.size_divisible = _square(vit_of(model), size)
+    try:
+        yield
+    finally:
+        transform.min_size, transform.max_size, transform.size_divisible = before
+
+
+def _as_coco(
+    number: int, output: dict[str, Tensor], category_ids: list[int]
+) -> list[dict[str, Any]]:
+    boxes = output["boxes"].float().cpu()
+    boxes[:, 2:] -= boxes[:, :2]
+    kept = zip(boxes.tolist(), output["labels"].tolist(), output["scores"].tolist(), strict=True)
+    entries: list[dict[str, Any]] = [
+        {"image_id": number, "category_id": category_ids[label - 1], "bbox": box, "score": score}
+        for box, label, score in kept
+    ]
+    if "masks" in output:
+        from pycocotools import mask as runs
+
+        for entry, mask in zip(entries, output["masks"][:, 0].float().cpu(), strict=True):
+            coded = runs.encode(np.asfortranarray((mask > 0.5).numpy().astype(np.uint8)))
+            entry["segmentation"] = {**coded, "counts": coded["counts"].decode()}
+    return entries
+
+
+def score(
+    found: list[dict[str, Any]],
+    unreadable: list[str],
+    source: Boxed,
+    accelerator: Accelerator,
+) -> dict[str, Any]:
+    """COCO's six figures over what all processes found, the same in each; of masks too, if there
+    are. Images that could not be read count: nothing was found in them."""
+    everything = gather_object(found) if accelerator.num_processes > 1 else found
+    (skipped,) = total(accelerator, float(len(unreadable)))
+    result: dict[str, Any] = {**metrics(source.truth, everything)}
+    if any("segmentation" in entry for entry in everything):
+        result["masks"] = metrics(source.truth, everything, "segm")
+    return {**result, "images": len(source), "unreadable": skipped}

@@ -1,0 +1,164 @@
+"""Detectors through the training that classifiers have: stopped, resumed, shared out, compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from comrope.experiments import run as runs
+from comrope.experiments import runner, scenes
+from comrope.experiments.coco import METRICS
+from comrope.experiments.config import load_recipe
+from comrope.experiments.errors import Interrupted, UserError
+from comrope.experiments.evaluate import evaluate_run
+from comrope.experiments.export import export
+from comrope.experiments.folders import read_result
+from comrope.experiments.inspection import inspect_run
+from comrope.experiments.logs import read_log
+from comrope.experiments.plan import make_plan
+from comrope.experiments.reproduce import reproduce
+from comrope.experiments.studies import PRESETS, STUDIES
+from comrope.experiments.train import is_finished, train
+from experiments.runs import same, weights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHORT = {
+    "train.start_from": None,
+    "train.epochs": 1,
+    "train.batch_size": 16,
+    "train.log_every": 1,
+    "evaluate.every": 1,
+}
+
+
+def short(**fields):
+    named = {name.replace("__", "."): value for name, value in fields.items()}
+    return load_recipe("scenes").with_overrides({**SHORT, **named})
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Scenes, for what need not be learned."""
+    monkeypatch.setattr(scenes, "SCENES", {"train": 64, "val": 16})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, one_thread):
+    folder = tmp_path_factory.mktemp("detector") / "run"
+    train(short(), folder, progress=False)
+    return folder
+
+
+def test_a_run_says_what_it_learned(whole):
+    result = read_result(whole)
+    assert set(result["AP"]) == set(result["figures"]) == {"48"}
+    assert set(result["figures"]["48"]) == set(METRICS)
+    assert result["images"] == 96
+    assert result["steps"] == 32
+    assert is_finished(short(), whole)
+    records = [r["loss"] for r in read_log(whole / "log.jsonl") if r["event"] == "train"]
+    assert records[-1] < records[0]
+
+
+def test_stopped_and_resumed_it_ends_with_the_same_weights(few, tmp_path, monkeypatch):
+    train(short(), tmp_path / "whole", progress=False)
+    steps = iter([False, True])
+    with monkeypatch.context() as stopping:
+        stopping.setattr(runs.Run, "should_stop", lambda self: next(steps))
+        with pytest.raises(Interrupted):
+            train(short(), tmp_path / "run", progress=False)
+    train(short(), tmp_path / "run", progress=False)
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    train(short(train__seed=1), tmp_path / "other", progress=False)
+    assert not same(weights(tmp_path / "other"), weights(tmp_path / "whole"))
+
+
+def test_figures_of_every_epoch_are_told(few, tmp_path):
+    train(short(train__epochs=3, train__batch_size=64), tmp_path / "run", progress=False)
+    told = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
+    assert [record["epoch"] for record in told] == [1, 2]
+    assert set(METRICS) <= set(told[0])
+
+
+def test_seen_at_another_size(whole):
+    found = evaluate_run(whole, resolutions=(48, 64), progress=False)
+    assert [entry["view"] for entry in found] == ["48", "64"]
+    assert found[0]["AP"] == pytest.approx(read_result(whole)["AP"]["48"])
+    more = train(short(evaluate__resolutions=(48, 64)), whole, progress=False)
+    assert set(more["AP"]) == set(more["figures"]) == {"48", "64"}
+    with pytest.raises(UserError, match=r"offsets: the coordinates of a detector"):
+        evaluate_run(whole, offsets=(1.0,), progress=False)
+
+
+def test_the_backbone_can_be_looked_at_and_a_detector_is_not_exported(whole, tmp_path):
+    facts = inspect_run(whole, tmp_path / "pictures")
+    assert len(facts["layers"]) == 3
+    assert all(layer["moved"] > 0 for layer in facts["layers"])
+    with pytest.raises(UserError, match=r"expected a ViT of comrope, .* has a detector"):
+        export(whole, "onnx", tmp_path / "model.onnx")
+
+
+def test_two_processes_find_what_one_finds(whole, tmp_path):
+    def evaluated(*launcher):
+        file = tmp_path / f"{len(launcher)}.json"
+        command = [sys.executable, *launcher, "-m", "comrope", "eval", str(whole), "--quiet"]
+        done = subprocess.run(
+            [*command, "--resolutions", "48", "--out", str(file)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(file.read_text())[0], done.stdout
+
+    alone, said = evaluated()
+    both, _ = evaluated("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert "AP50" in said
+    for name in (*METRICS, "images"):
+        assert both[name] == (None if alone[name] is None else pytest.approx(alone[name], abs=1e-6))
+    assert alone["AP"] > 0
+
+
+def test_the_study_trains_a_backbone_first_and_shows_what_is_found(
+    few, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(runner, "slots", lambda *_: [runner.Slot(None, 1)])  # in this process
+    fields = [f"{k}={v}" for k, v in SHORT.items() if k != "train.start_from"]
+    results = reproduce(
+        "detection",
+        out=tmp_path,
+        methods=("ape", "comrope-torus"),
+        overrides=[*fields, "pretrain.train.epochs=1"],
+        progress=False,
+    )
+    before, plain, torus = results["cells"]
+    assert before["top1"]
+    assert not before["finetuned"]
+    assert results["pretraining"]["model"]["name"] == "vit_nano_patch4_24"
+    for cell in (plain, torus):
+        assert set(cell["runs"][0]["by_epoch"]) == {"1"}
+        assert 0 <= cell["AP"]["48"]["mean"] <= 100
+    assert "| comrope-torus (all commuting) |" in capsys.readouterr().out
+    (folder,) = tmp_path.glob("detection-*")
+    for name in ("figure.png", "detections.png"):
+        assert (folder / name).stat().st_size > 10_000
+
+
+def test_where_the_data_of_the_backbone_is_must_be_said(tmp_path):
+    study, small = STUDIES["detection"], PRESETS["small"]
+    with pytest.raises(UserError, match=r"pretrain\.data\.root: not given"):
+        make_plan(study, small, tmp_path, data="there")
+    own = ["pretrain.data.root=elsewhere", "data.workers=1", "train.device=cpu"]
+    base, rows = make_plan(study, small, tmp_path, data="there", overrides=own)
+    before = rows[study.start][0]
+    assert (before.data.root, before.data.name, before.data.workers) == ("elsewhere", "folder", 8)
+    assert (before.model.name, before.train.device) == (base.model.name, "cpu")
+    assert {config.data.root for cell in rows if cell.finetuned for config in rows[cell]} == {
+        "there"
+    }
+    paper = replace(PRESETS["paper"], seeds=1)
+    assert study.start not in make_plan(study, paper, tmp_path, data="there").rows
