@@ -150,7 +150,11 @@ def test_data_that_cannot_be_meant_is_refused(folder):
     with pytest.raises(UserError, match=r"annotation 1 has no segmentation.*expected box"):
         open_boxed(config(folder, **{"detect.kind": "mask"}))
     file = folder / "annotations" / "instances_val.json"
-    file.write_text(file.read_text().replace("90", "91"))
+    tree = json.loads(file.read_text())
+    file.write_text(json.dumps({**tree, "annotations": []}))
+    with pytest.raises(UserError, match="a split without any box"):
+        open_boxed(config(folder))
+    file.write_text(json.dumps(tree).replace("90", "91"))
     with pytest.raises(UserError, match="have other categories"):
         open_boxed(config(folder))
 

@@ -68,6 +68,9 @@ def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Box
                 f"data.root: {data.root}: splits {data.train_split!r} and {data.val_split!r} have "
                 "other categories"
             )
+        if not source.truth["annotations"]:
+            raise UserError(f"data.root: {data.root}: a split without any box; there is nothing "
+                            "to find")  # fmt: skip
     if config.detect.kind == "mask" and train:
         _require_outlines(opened[0])
     return opened[0] if train else None, opened[-1]

@@ -209,7 +209,7 @@ def evaluate_run(
     check_views(model, views.values())
     source = open_sources(config, train=False)[1]
     model.to(accelerator.device)
-    objective = objective_of(config, accelerator.device)
+    objective = objective_of(config, accelerator)
     found = []
     with (
         validating(config, source, accelerator) as validation,
@@ -220,7 +220,7 @@ def evaluate_run(
                 name = said(view_name) + (f", rho {offset:g}" if offset else "")
                 task = bar.add_task(name, total=len(source), note="")
                 advance = partial(bar.advance, task)
-                entry = objective.evaluate(model, validation, view, accelerator, advance, offset)
+                entry = objective.evaluate(model, validation, view, advance, offset)
                 note = f"{entry[config.headline]:.2f} %"
                 bar.update(task, completed=len(source), note=note)
                 entry = {"view": view_name, **view._asdict(), "offset": offset, **entry}

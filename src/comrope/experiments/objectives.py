@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
@@ -31,8 +30,8 @@ class Objective(ABC):
 
     figures: tuple[str, ...]  # of an evaluation: what they are called
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.config, self.device = config, device
+    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+        self.config, self.accelerator, self.device = config, accelerator, accelerator.device
 
     @abstractmethod
     def loss(self, run: Any, batch: Any, part: int) -> Tensor:
@@ -40,13 +39,7 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        model: Any,
-        validation: Validation,
-        view: View,
-        accelerator: Accelerator,
-        advance: Advance,
-        offset: float = 0.0,
+        self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0
     ) -> dict[str, Any]:
         """The figures, how many images they are of and how many could not be read."""
 
@@ -66,9 +59,9 @@ class Objective(ABC):
 class Classification(Objective):
     figures = ("top1",)
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        super().__init__(config, device)
-        self.normalize, self.soften = Normalize(config, device), Soften(config)
+    def __init__(self, config: Config, accelerator: Accelerator) -> None:
+        super().__init__(config, accelerator)
+        self.normalize, self.soften = Normalize(config, self.device), Soften(config)
 
     def loss(self, run: Any, batch: Any, part: int) -> Tensor:
         targets = batch.targets.to(self.device, non_blocking=True)
@@ -76,7 +69,7 @@ class Classification(Objective):
         place = self.positions(run)
         if place.ndim == 3:
             share, parts = len(images), self.config.train.accumulate
-            first = (run.accelerator.process_index * parts + part) * share
+            first = (self.accelerator.process_index * parts + part) * share
             place = place[first : first + share]
         return self.soften.loss(run.model(images, place), targets)
 
@@ -98,16 +91,10 @@ class Classification(Objective):
         )
 
     def evaluate(
-        self,
-        model: Any,
-        validation: Validation,
-        view: View,
-        accelerator: Accelerator,
-        advance: Advance,
-        offset: float = 0.0,
+        self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0
     ) -> dict[str, Any]:
         return accuracy(
-            model, self.config, validation, view, accelerator, offset=offset, advance=advance
+            model, self.config, validation, view, self.accelerator, offset=offset, advance=advance
         )
 
     def begin(self, model: Any) -> dict[str, Any]:
@@ -132,19 +119,15 @@ class Detection(Objective):
         return detection_loss(run.model, batch, self.device)
 
     def evaluate(
-        self,
-        model: Any,
-        validation: Validation,
-        view: View,
-        accelerator: Accelerator,
-        advance: Advance,
-        offset: float = 0.0,
+        self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0
     ) -> dict[str, Any]:
         if offset:
             raise UserError("offsets: the coordinates of a detector cannot be moved; expected 0")
         from comrope.experiments.detect import average_precision
 
-        return average_precision(model, self.config, validation, view, accelerator, advance=advance)
+        return average_precision(
+            model, self.config, validation, view, self.accelerator, advance=advance
+        )
 
     def begin(self, model: Any) -> dict[str, Any]:
         from comrope.experiments.detect import begin_detector
@@ -157,5 +140,5 @@ class Detection(Objective):
         return {"AP": ap, "figures": figures, "classes": source.classes}
 
 
-def objective_of(config: Config, device: torch.device) -> Objective:
-    return (Detection if config.detects else Classification)(config, device)
+def objective_of(config: Config, accelerator: Accelerator) -> Objective:
+    return (Detection if config.detects else Classification)(config, accelerator)

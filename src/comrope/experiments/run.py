@@ -76,7 +76,7 @@ class Run:
         scaled = config.train.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=scaled)
         self.average = Average(self.bare, config.train.ema) if config.train.ema else None
-        self.objective = objective_of(config, self.accelerator.device)
+        self.objective = objective_of(config, self.accelerator)
         self.step = 0
         self.unreadable = 0
         self.stop: int | None = None  # the signal that asked for it
@@ -248,7 +248,7 @@ class Run:
                 begun = time.perf_counter()
                 advance = partial(self._advance, bar, task)
                 results[name] = found = self.objective.evaluate(
-                    self.bare, self.validation, view, self.accelerator, advance
+                    self.bare, self.validation, view, advance
                 )
                 found["seconds"] = time.perf_counter() - begun
                 note = f"{found[self.config.headline]:.2f} %"

@@ -59,7 +59,7 @@ def _with_more_views(
         found = evaluate_run(out, overrides=runtime(config), only=missing, progress=progress)
         known.update({entry["view"]: entry[config.headline] for entry in found})
         if config.detects:
-            figures = objective_of(config, accelerator.device).logged
+            figures = objective_of(config, accelerator).logged
             result["figures"].update({entry["view"]: figures(entry) for entry in found})
         if accelerator.is_main_process:
             write_result(out, result)
