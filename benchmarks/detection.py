@@ -42,24 +42,20 @@ def make_batch(config: Config, images: int) -> BoxBatch:
     def draw(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=generator)
 
-    targets = []
-    for _ in range(images):
-        corner, side = 0.7 * size * draw(BOXES, 2), size * (0.05 + 0.2 * draw(BOXES, 2))
-        boxes = torch.cat((corner, corner + side), 1)
-        labels = 1 + (config.data.num_classes * draw(BOXES)).long()
-        target = {"boxes": boxes, "labels": labels}
-        if config.detect.kind == "mask":
-            masks = torch.zeros(BOXES, size, size, dtype=torch.uint8)
-            for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
-                mask[top:bottom, left:right] = 1
-            target["masks"] = masks
-        targets.append(target)
-    pixels = [(255 * draw(config.data.in_chans, size, size)).byte() for _ in range(images)]
-    return BoxBatch(pixels, targets, [], None)
+    count = BOXES * images
+    corner, side = 0.7 * size * draw(count, 2), size * (0.05 + 0.2 * draw(count, 2))
+    boxes = torch.cat((corner, corner + side), 1)
+    parts = {"boxes": boxes, "labels": 1 + (config.data.num_classes * draw(count)).long()}
+    if config.detect.kind == "mask":
+        parts["masks"] = masks = torch.zeros(count, size, size, dtype=torch.uint8)
+        for mask, (left, top, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+            mask[top:bottom, left:right] = 1
+    pixels = (255 * draw(images, config.data.in_chans, size, size)).byte()
+    return BoxBatch(pixels, parts, [BOXES] * images, [*range(images)], [], None)
 
 
 def features(model: Any, batch: BoxBatch, device: torch.device) -> torch.Tensor:
-    images = torch.stack(batch.images).to(device).float() / 255
+    images = torch.stack(batch.on(device)[0])
     with torch.no_grad():
         return torch.as_tensor(model.backbone.plain(images))
 

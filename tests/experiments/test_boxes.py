@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_boxes_and_masks_follow_the_pixels(folder):
     images = BoxedImages(open_boxed(settings)[0], settings, train=True)
     flips, widths = set(), set()
     for place in range(60):
-        image, target = images[Key(3, place, 0)].image
+        image, target, _ = images[Key(3, place, 0)].image
         assert (image.shape, image.dtype) == ((3, 64, 64), torch.uint8)
         red = (image[0].int() - image[2].int()) > 0
         if not len(target["boxes"]):
@@ -103,10 +104,13 @@ def test_evaluation_sees_images_as_they_are(folder):
     source = open_boxed(settings, train=False)[1]
     images = BoxedImages(source, settings, train=False)
     batch = collate_boxes([images[Key(0, 0, 0)], images[Key(0, 1, 1)], images[Key(0, -1, 1)]])
-    assert [image.shape for image in batch.images[:2]] == [(3, 48, 80)] * 2
-    assert batch.targets[0]["boxes"].tolist() == [[20, 10, 50, 26]]
-    assert batch.targets[1]["boxes"].shape == (0, 4)  # an image without boxes is one
-    assert [int(target["image_id"]) for target in batch.targets] == [7, 3, IGNORED]
+    seen, targets = batch.on(torch.device("cpu"))
+    assert [image.shape for image in seen] == [(3, 48, 80), (3, 48, 80), (3, 8, 8)]
+    assert seen[0][:, 0, 0].tolist() == [0, 0, 1]
+    assert targets[0]["boxes"].tolist() == [[20, 10, 50, 26]]
+    assert targets[0]["labels"].tolist() == [2]
+    assert targets[1]["boxes"].shape == (0, 4)  # an image without boxes is one
+    assert batch.image_ids == [7, 3, IGNORED]
 
 
 def test_padding_is_what_is_zero_after_normalisation(folder):
@@ -119,14 +123,32 @@ def test_padding_is_what_is_zero_after_normalisation(folder):
 def test_run_lengths_are_read_as_polygons_are(folder):
     from pycocotools import mask
 
-    from comrope.experiments.boxes import _masks
-
+    file = folder / "annotations" / "instances_train.json"
+    tree = json.loads(file.read_text())
+    (first,) = tree["annotations"]
     packed = mask.merge(mask.frPyObjects(POLYGON, 48, 80))
     loose = {"size": [48, 80], "counts": [48 * 20 + 10, 16, 48 * 60 - 26]}  # its first column
-    from_polygon, from_packed, from_loose = _masks([POLYGON, packed, loose], (48, 80))
-    assert torch.equal(from_polygon, from_packed)
-    assert edges(from_polygon > 0) == [20, 10, 50, 26]
-    assert edges(from_loose > 0) == [20, 10, 21, 26]
+    outlines = [POLYGON, {**packed, "counts": packed["counts"].decode()}, loose]
+    tree["annotations"] = [
+        {**first, "id": number, "segmentation": outline} for number, outline in enumerate(outlines)
+    ]
+    file.write_text(json.dumps(tree))
+    as_it_is = {"detect.image_size": 80, "detect.jitter": [1.0, 1.0]}
+    settings = config(folder, **{"detect.kind": "mask"}, **as_it_is)
+    images = BoxedImages(open_boxed(settings)[0], settings, train=True)
+    polygon, runs, column = images[Key(0, 0, 0)].image[1]["masks"]
+    assert torch.equal(polygon, runs)
+    assert edges(polygon > 0) == [20, 10, 50, 26]
+    assert edges(column > 0) == [20, 10, 21, 26]
+
+
+def test_processes_that_load_are_not_given_the_file(folder):
+    source = open_boxed(config(folder, **{"detect.kind": "mask"}))[0]
+    sent = pickle.loads(pickle.dumps(source))
+    assert sent.truth is None
+    assert not any(isinstance(value, torch.Tensor) for value in vars(sent).values())
+    for ours, theirs in zip(source.target(0), sent.target(0), strict=True):
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
 def test_what_cannot_be_read_is_named_or_passed_over(folder):
@@ -139,7 +161,7 @@ def test_what_cannot_be_read_is_named_or_passed_over(folder):
     item = images[Key(0, 0, 0)]
     assert item.fatal is None
     assert item.unreadable == [str(folder / "train" / "7.png")]
-    assert int(item.image[1]["image_id"]) == 3
+    assert item.image[2] == 3
 
 
 def test_data_that_cannot_be_meant_is_refused(folder):
@@ -147,7 +169,9 @@ def test_data_that_cannot_be_meant_is_refused(folder):
         open_boxed(config(folder, **{"data.num_classes": 3}))
     file = folder / "annotations" / "instances_train.json"
     file.write_text(file.read_text().replace('"segmentation"', '"outline"'))
-    with pytest.raises(UserError, match=r"annotation 1 has no segmentation.*expected box"):
+    with pytest.raises(
+        UserError, match=r"annotation 1 has no segmentation .*\(none\); expected box"
+    ):
         open_boxed(config(folder, **{"detect.kind": "mask"}))
     file = folder / "annotations" / "instances_val.json"
     tree = json.loads(file.read_text())

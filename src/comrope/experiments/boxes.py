@@ -45,7 +45,7 @@ class Boxed(Protocol):
 
 def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Boxed]:
     """The training source (None unless asked for) and the validation source, checked."""
-    data = config.data
+    data, masks = config.data, config.detect.kind == "mask"
     for package in ("torchvision", "pycocotools"):
         if importlib.util.find_spec(package) is None:
             raise UserError(
@@ -55,12 +55,20 @@ def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Box
     if data.name == "scenes":
         from comrope.experiments.scenes import Scenes
 
+        if masks:
+            raise UserError(
+                "detect.kind: scenes have no outlines to learn masks from; expected box"
+            )
+
         opened: list[Boxed] = [
             Scenes(train=part) for part in ((True, False) if train else (False,))
         ]
     else:
         splits = [data.train_split, data.val_split][0 if train else 1 :]
-        opened = [Coco(root_of(data), split, mode_of(data)) for split in splits]
+        opened = [
+            Coco(root_of(data), split, mode_of(data), outlines=masks and split == data.train_split)
+            for split in splits
+        ]
     for source in opened:
         check_classes(data, len(source.classes), data.root or data.name)
         if source.category_ids != opened[0].category_ids:
@@ -71,32 +79,32 @@ def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Box
         if not source.truth["annotations"]:
             raise UserError(f"data.root: {data.root}: a split without any box; there is nothing "
                             "to find")  # fmt: skip
-    if config.detect.kind == "mask" and train:
-        _require_outlines(opened[0])
     return opened[0] if train else None, opened[-1]
 
 
-def _require_outlines(source: Boxed) -> None:
-    for annotation in source.truth["annotations"]:
-        if not annotation.get("segmentation"):
-            raise UserError(
-                f"detect.kind: annotation {annotation['id']} has no segmentation, so there are no "
-                "masks to learn; expected box"
-            )
-
-
 class BoxBatch(NamedTuple):
-    """As ``Batch``; an image without a place in the data set, which only fills, has ``image_id``
-    IGNORED."""
+    """As ``Batch``, in few tensors: between processes each of them is an open file."""
 
-    images: list[Tensor]  # (C, H, W) each, uint8
-    targets: list[dict[str, Tensor]]  # boxes, labels, image_id; masks
+    images: Tensor | list[Tensor]  # uint8, (B, C, H, W), or of several sizes
+    parts: dict[str, Tensor]  # boxes (n, 4), labels (n,) and masks (n, H, W), image after image
+    counts: list[int]  # boxes of each image
+    image_ids: list[int]  # IGNORED of what only fills a batch
     unreadable: list[str]
     fatal: str | None
 
+    def on(self, device: torch.device) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        """Images in [0, 1], and what is in each, as torchvision's detectors want them."""
+        images = [image.to(device, non_blocking=True) for image in self.images]
+        apart = {
+            name: part.to(device, non_blocking=True).split(self.counts)
+            for name, part in self.parts.items()
+        }
+        targets = [{name: part[i] for name, part in apart.items()} for i in range(len(images))]
+        return [image.float() / 255 for image in images], targets
+
 
 class BoxedImages(Images):
-    """A source behind its augmentation; ``Item.image`` is a pair of image and target."""
+    """A source behind its augmentation; ``Item.image`` is an image, what is in it, and its id."""
 
     def __init__(self, source: Any, config: Config, *, train: bool) -> None:
         super().__init__(source, None, config, take_next=train)
@@ -112,7 +120,9 @@ class BoxedImages(Images):
         with seeded(self.seed, "image", key.epoch, key.place):
             return self._prepared(*image)
 
-    def _prepared(self, image: Image.Image, target: Target) -> tuple[Tensor, dict[str, Tensor]]:
+    def _prepared(
+        self, image: Image.Image, target: Target
+    ) -> tuple[Tensor, dict[str, Tensor], int]:
         from torchvision import tv_tensors
         from torchvision.transforms.v2 import functional as F
 
@@ -131,8 +141,7 @@ class BoxedImages(Images):
             if "masks" in parts:
                 parts["masks"] = parts["masks"][kept]
         plain = {name: part.as_subclass(Tensor) for name, part in parts.items()}
-        image_id = torch.tensor(target.image_id)
-        return plain.pop("image"), {**plain, "labels": labels, "image_id": image_id}
+        return plain.pop("image"), {**plain, "labels": labels}, target.image_id
 
     def _jittered(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Flipped or not, at a scale between two, cut or padded to the square."""
@@ -155,22 +164,24 @@ class BoxedImages(Images):
 
 
 def _masks(outlines: list[Any], canvas: tuple[int, int]) -> Tensor:
-    """(n, H, W), uint8, from COCO's polygons and run lengths."""
-    from pycocotools import mask as runs
+    """(n, H, W), uint8, from COCO's run lengths."""
+    from pycocotools import mask
 
     found = np.zeros((len(outlines), *canvas), np.uint8)
     for number, outline in enumerate(outlines):
-        if isinstance(outline, dict):
-            packed = isinstance(outline["counts"], (str, bytes))
-            coded = outline if packed else runs.frPyObjects(outline, *canvas)
-        else:
-            coded = runs.merge(runs.frPyObjects(outline, *canvas))
-        found[number] = runs.decode(coded)
+        found[number] = mask.decode(outline)
     return torch.from_numpy(found)
 
 
 def collate_boxes(items: list[Item]) -> BoxBatch:
-    pairs, _, unreadable, fatal = zip(*items, strict=True)
-    images, targets = zip(*pairs, strict=True)
-    names = [name for some in unreadable for name in some]
-    return BoxBatch([*images], [*targets], names, next(filter(None, fatal), None))
+    found, _, unreadable, fatal = zip(*items, strict=True)
+    images, targets, numbers = zip(*found, strict=True)
+    alike = len({image.shape for image in images}) == 1
+    return BoxBatch(
+        torch.stack(images) if alike else [*images],
+        {name: torch.cat([target[name] for target in targets]) for name in targets[0]},
+        [len(target["labels"]) for target in targets],
+        [*numbers],
+        [name for some in unreadable for name in some],
+        next(filter(None, fatal), None),
+    )

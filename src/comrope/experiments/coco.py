@@ -30,7 +30,7 @@ class Target(NamedTuple):
     boxes: Tensor  # (n, 4), float32: left, top, right, bottom, in pixels
     labels: Tensor  # (n,)
     image_id: int
-    outlines: list[Any]  # of each what COCO calls a segmentation; None where there is none
+    outlines: list[Any]  # of each COCO's compressed run lengths, if they were asked for
 
 
 class Coco:
@@ -39,58 +39,89 @@ class Coco:
     Boxes are cut off at the edges of their image. Those that nothing is left of, and crowds, are
     not trained on; ``left_out`` counts them. Evaluation is given the file as it is, and leaves out
     what COCO leaves out. An image without boxes is an image without boxes.
+
+    Processes that load get flat arrays, and not the file: COCO's is gigabytes of small objects.
     """
 
-    def __init__(self, root: str | Path, split: str, mode: str = "RGB") -> None:
+    def __init__(
+        self, root: str | Path, split: str, mode: str = "RGB", *, outlines: bool = False
+    ) -> None:
         self.mode = mode
         self.folder, file = _places(Path(root), split)
         self.truth = _read(file)
         categories = sorted(self.truth["categories"], key=lambda category: category["id"])
         self.classes = [str(category["name"]) for category in categories]
         self.category_ids = [category["id"] for category in categories]  # with holes, as in COCO
+        images = self.truth["images"]
+        self.names = [str(image["file_name"]) for image in images]
+        self.ids = np.array([image["id"] for image in images], np.int64)
+        self.sizes = np.array([(image["width"], image["height"]) for image in images])
+        self.left_out = 0
+        self._keep_boxes(outlines)
+
+    def _keep_boxes(self, outlines: bool) -> None:
         label = {number: place for place, number in enumerate(self.category_ids, start=1)}
-        self.images = self.truth["images"]
-        own: dict[int, list[Any]] = {image["id"]: [] for image in self.images}
+        own: dict[int, list[Any]] = {int(number): [] for number in self.ids}
         for annotation in self.truth["annotations"]:
             own[annotation["image_id"]].append(annotation)
-        self.left_out = 0
-        self.targets = [self._target(image, own[image["id"]], label) for image in self.images]
+        boxes, labels, ends = [], [], [0]
+        self.outlines: list[Any] = []
+        for number, (width, height) in zip(self.ids.tolist(), self.sizes.tolist(), strict=True):
+            for annotation in own[number]:
+                box = _inside(annotation["bbox"], width, height)
+                if box is None or annotation.get("iscrowd"):
+                    self.left_out += 1
+                    continue
+                boxes.append(box)
+                labels.append(label[annotation["category_id"]])
+                if outlines:
+                    self.outlines.append(_packed(annotation, width, height))
+            ends.append(len(boxes))
+        self.boxes = np.array(boxes, np.float32).reshape(-1, 4)
+        self.labels, self.ends = np.array(labels, np.int64), np.array(ends)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "truth": None}
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.names)
 
     def name(self, index: int) -> str:
-        return str(self.folder / self.images[index]["file_name"])
+        return str(self.folder / self.names[index])
 
     def load(self, index: int) -> tuple[Image.Image, Target]:
         """The image and what is in it; an error of any kind if it cannot be read, or is of another
         size than the annotations are of."""
-        said = self.images[index]
-        with Image.open(self.folder / said["file_name"]) as file:
+        with Image.open(self.folder / self.names[index]) as file:
             image = file.convert(self.mode)
-        if image.size != (said["width"], said["height"]):
-            wanted = f"{said['width']} x {said['height']}"
+        width, height = self.sizes[index].tolist()
+        if image.size != (width, height):
+            wanted = f"{width} x {height}"
             raise ValueError(f"expected {wanted}, as annotated, got {image.width} x {image.height}")
-        return image, self.targets[index]
+        return image, self.target(index)
 
-    def _target(
-        self, image: Mapping[str, Any], annotations: Iterable[Any], label: Mapping[int, int]
-    ) -> Target:
-        boxes, labels, outlines = [], [], []
-        for annotation in annotations:
-            box = _inside(annotation["bbox"], image["width"], image["height"])
-            if box is None or annotation.get("iscrowd"):
-                self.left_out += 1
-                continue
-            boxes.append(box)
-            labels.append(label[annotation["category_id"]])
-            outlines.append(annotation.get("segmentation") or None)
-        return Target(
-            torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
-            torch.tensor(labels, dtype=torch.int64),
-            image["id"],
-            outlines,
-        )
+    def target(self, index: int) -> Target:
+        own = slice(*self.ends[index : index + 2].tolist())
+        boxes, labels = (torch.tensor(part[own]) for part in (self.boxes, self.labels))
+        return Target(boxes, labels, int(self.ids[index]), self.outlines[own])
+
+
+def _packed(annotation: dict[str, Any], width: int, height: int) -> dict[str, Any]:
+    """The outline of an annotation as compressed run lengths, from polygons or from such."""
+    from pycocotools import mask
+
+    outline = annotation.get("segmentation")
+    try:
+        if isinstance(outline, dict):
+            packed = isinstance(outline["counts"], (str, bytes))
+            return outline if packed else mask.frPyObjects(outline, height, width)
+        return mask.merge(mask.frPyObjects(outline, height, width))
+    except Exception as error:
+        what = f"{type(outline).__name__}: {error}" if outline else "none"
+        raise UserError(
+            f"detect.kind: annotation {annotation['id']} has no segmentation that masks could be "
+            f"learned from ({what}); expected box"
+        ) from None
 
 
 def metrics(

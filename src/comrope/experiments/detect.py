@@ -106,16 +106,8 @@ def begin_detector(vit: ViT, config: Config) -> dict[str, Any]:
 
 def detection_loss(model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
     """The sum of torchvision's losses: of proposals, boxes, classes and masks."""
-    targets = [
-        {name: part.to(device, non_blocking=True) for name, part in target.items()}
-        for target in batch.targets
-    ]
-    losses = model(_on_device(batch.images, device), targets)
+    losses = model(*batch.on(device))
     return torch.stack([loss.float() for loss in losses.values()]).sum()
-
-
-def _on_device(images: list[Tensor], device: torch.device) -> list[Tensor]:
-    return [image.to(device, non_blocking=True).float() / 255 for image in images]
 
 
 def average_precision(
@@ -156,13 +148,12 @@ def find(
             if batch.fatal:
                 raise UserError(batch.fatal)
             unreadable += batch.unreadable
-            numbers = [int(target["image_id"]) for target in batch.targets]
             with autocast(config.train.precision, accelerator.device):
-                outputs = model(_on_device(batch.images, accelerator.device))
-            for number, output in zip(numbers, outputs, strict=True):
+                outputs = model(batch.on(accelerator.device)[0])
+            for number, output in zip(batch.image_ids, outputs, strict=True):
                 if number != IGNORED:
                     found += _as_coco(number, output, source.category_ids)
-            advance(len(numbers) * accelerator.num_processes)
+            advance(len(outputs) * accelerator.num_processes)
     model.train(was_training)
     return found, unreadable
 

@@ -128,8 +128,7 @@ def draw_found(model: Any, config: Config, path: Path) -> None:
     found, _ = find(model, config, iter([batch]), source, view, accelerator)
     names = dict(zip(source.category_ids, source.classes, strict=True))
     drawing, axes = new_figure(len(chosen), 2, width=3.6, height=3.2)
-    for column, (image, target) in enumerate(zip(batch.images, batch.targets, strict=True)):
-        own = int(target["image_id"])
+    for column, (image, own) in enumerate(zip(batch.images, batch.image_ids, strict=True)):
         there = [a for a in source.truth["annotations"] if a["image_id"] == own]
         seen = [f for f in found if f["image_id"] == own and f["score"] >= SURE]
         for axis, entries in zip(axes[:, column], (there, seen), strict=True):
