@@ -15,6 +15,7 @@ from comrope.experiments.boxes import BoxedImages, collate_boxes, open_boxed
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import IGNORED, Key
 from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import build_model
 from comrope.experiments.scenes import SIDE, Scenes
 
 BOX = [20, 10, 30, 16]  # left, top, width, height
@@ -113,6 +114,22 @@ def test_evaluation_sees_images_as_they_are(folder):
     assert batch.image_ids == [7, 3, IGNORED]
 
 
+def test_training_and_evaluation_show_the_same_image(folder):
+    """Fitted into the square before, or by the detector: with antialiasing, at one place."""
+    noise = np.random.default_rng(0).integers(0, 256, (48, 80, 3), np.uint8)
+    Image.fromarray(noise).save(folder / "train" / "7.png")
+    settings = config(folder, **{"detect.jitter": [1.0, 1.0], "detect.image_size": 32})
+    trained = BoxedImages(open_boxed(settings)[0], settings, train=True)[Key(0, 0, 0)].image[0]
+    model = build_model(settings).eval()
+    image = torch.from_numpy(noise).permute(2, 0, 1).float() / 255
+    seen = model.transform([image])[0].tensors[0]
+    wanted = model.transform([trained.float() / 255])[0].tensors[0]
+    inside = wanted[:, :19]
+    torch.testing.assert_close(seen[:, :19, :32], inside, rtol=0, atol=0.02 / 0.2)
+    assert (seen[:, :19, :32] - inside).std() < 0.01 / 0.2
+    assert inside.std() > 0.3
+
+
 def test_padding_is_what_is_zero_after_normalisation(folder):
     settings = config(folder, **{"detect.jitter": [0.5, 0.5]})
     images = BoxedImages(open_boxed(settings)[0], settings, train=True)
@@ -173,7 +190,13 @@ def test_data_that_cannot_be_meant_is_refused(folder):
         UserError, match=r"annotation 1 has no segmentation .*\(none\); expected box"
     ):
         open_boxed(config(folder, **{"detect.kind": "mask"}))
+    file.write_text(file.read_text().replace('"bbox": [20', '"bbox": [200'))
+    with pytest.raises(UserError, match="no box of split 'train' is in its image"):
+        open_boxed(config(folder))
     file = folder / "annotations" / "instances_val.json"
+    file.write_text(file.read_text().replace('"segmentation"', '"outline"'))
+    with pytest.raises(UserError, match=r"annotation 1 has no segmentation"):
+        open_boxed(config(folder, **{"detect.kind": "mask"}), train=False)
     tree = json.loads(file.read_text())
     file.write_text(json.dumps({**tree, "annotations": []}))
     with pytest.raises(UserError, match="a split without any box"):
@@ -197,7 +220,9 @@ def test_what_is_missing_is_told_before_anything_is_trained(monkeypatch):
     [
         ("train.perturbation", 1.0, r"train\.perturbation: expected 0 of a detector, got 1"),
         ("train.strategy", "fsdp2", r"train\.strategy: expected ddp of a detector"),
-        ("augment.mixup", 0.5, r"augment\.mixup: knows no boxes"),
+        ("augment.mixup", 0.5, r"augment\.mixup: is not done to images with boxes"),
+        ("augment.auto_augment", "rand-m9", r"augment\.auto_augment: is not done to images"),
+        ("data.cache", True, r"data\.cache: images with boxes are not kept"),
         ("model.name", "timm:vit_small_patch16_224", r"model\.name: expected vit_SIZE"),
         ("detect.jitter", [0.0, 1.0], r"detect\.jitter: expected two scales above 0"),
         ("detect.anchors", [8, 16], r"detect\.anchors: expected five sizes"),

@@ -8,8 +8,10 @@ import os
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from pycocotools import mask
 
 from comrope.experiments.coco import METRICS, Coco, metrics
 from comrope.experiments.errors import UserError
@@ -86,7 +88,7 @@ def changed(**places):
         ({**TREE, "categories": []}, "expected images and categories"),
         (changed(annotations__0__image_id=8), "annotation 1: no image 8"),
         (changed(annotations__0__category_id=1), "annotation 1: no category 1"),
-        (changed(annotations__1__id=1), "an id of its own, got 1"),
+        (changed(annotations__1__id=1), r"an id of its own, 0 to 2\^63, got 1"),
         (changed(annotations__0__bbox=[1, 2, 3]), "a bbox of four numbers"),
         (changed(annotations__0__bbox=[1, 2, 3, None]), "a bbox of four numbers"),
         (changed(images__0__file_name="../../x"), "a file of the data set"),
@@ -145,6 +147,95 @@ def test_metrics_of_a_case_by_hand(write):
     assert metrics(data.truth, [])["AP"] == 0
 
 
+def test_an_annotation_with_id_zero_can_be_found():
+    truth = {
+        "images": [{"id": 1, "width": 50, "height": 50}],
+        "categories": [{"id": 1, "name": "thing"}],
+        "annotations": [
+            {"id": 0, "image_id": 1, "category_id": 1, "bbox": [5, 5, 20, 20], "area": 400,
+             "iscrowd": 0}
+        ],
+    }  # fmt: skip
+    one = {"image_id": 1, "category_id": 1, "bbox": [5, 5, 20, 20], "score": 0.9}
+    assert metrics(truth, [one])["AP"] == pytest.approx(100)
+
+
+def test_the_area_of_a_mask_is_that_of_the_mask():
+    """Two thin rings of 60 x 60 pixels: small by their masks, medium by their boxes."""
+    ring = np.zeros((100, 100), np.uint8, order="F")
+    ring[10:70, 10:70] = 1
+    ring[12:68, 12:68] = 0
+    coded = mask.encode(ring)
+    outline = {"size": [100, 100], "counts": coded["counts"].decode()}
+    box, area = [10, 10, 60, 60], int(ring.sum())
+    assert area < 32**2 < 60**2
+    shared = {"category_id": 1, "bbox": box, "segmentation": outline}
+    truth = {
+        "images": [{"id": n, "width": 100, "height": 100} for n in (1, 2)],
+        "categories": [{"id": 1, "name": "ring"}],
+        "annotations": [
+            {**shared, "id": n, "image_id": n, "area": area, "iscrowd": 0} for n in (1, 2)
+        ],
+    }
+    # One is found. The other's place is taken by one that is there and nowhere near: if it were
+    # taken for a medium one, it would be nobody's fault among the small.
+    elsewhere = np.roll(ring, 25, axis=(0, 1))
+    wrong = {**mask.encode(np.asfortranarray(elsewhere))}
+    wrong["counts"] = wrong["counts"].decode()
+    found = [
+        {**shared, "image_id": 1, "score": 0.9},
+        {**shared, "image_id": 2, "score": 0.95, "segmentation": wrong},
+    ]
+    small = metrics(truth, found, "segm")
+    assert small["APm"] is None
+    assert small["APs"] == pytest.approx(small["AP"])
+    assert 10 < small["APs"] < 60  # with the boxes' area the wrong one would be no small one
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "told"),
+    [
+        ("images", {"width": "90"}, "image 7: expected a width in pixels, got '90'"),
+        ("images", {"height": None}, "image 7: expected a height in pixels, got None"),
+        ("images", {"id": 2**70}, "images.0.: expected an id of its own, 0 to 2.63, got"),
+        ("images", {"id": -1}, "images.0.: expected an id of its own, 0 to 2.63, got -1"),
+    ],
+)
+def test_what_cannot_be_is_named(part, change, told, write):
+    tree = copy.deepcopy(TREE)
+    tree[part][0] |= change
+    if "id" in change:
+        tree["annotations"] = []
+    with pytest.raises(UserError, match=told):
+        Coco(write(tree), "train")
+
+
+def test_an_area_that_is_none_is_that_of_the_box(write):
+    tree = copy.deepcopy(TREE)
+    tree["annotations"][0]["area"] = None
+    assert Coco(write(tree), "train").truth["annotations"][0]["area"] == 20 * 30
+
+
+@pytest.mark.parametrize(
+    ("outline", "told"),
+    [
+        (None, "none"),
+        ([[1, 1, 9, 9]], "less than three points"),
+        ([[1, 1, 9, 9, 3, 5, 7]], "less than three points"),
+        ({"size": [10, 10], "counts": [50, 50]}, r"of size \[10, 10\], the image is \[80, 100\]"),
+        ({"size": [80, 100], "counts": "abc"}, "RLE"),
+    ],
+)
+def test_outlines_that_are_none_are_named_before_training(outline, told, write):
+    tree = copy.deepcopy(TREE)
+    tree["annotations"] = [{**tree["annotations"][0], "segmentation": outline}]
+    with pytest.raises(
+        UserError, match=rf"annotation 1 has no segmentation .*{told}.*expected box"
+    ):
+        Coco(write(tree), "train", outlines=True)
+    assert len(Coco(write(tree), "train").boxes) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "classes", "images", "boxes"), [("bccd", 3, (292, 72), (3941, 945))]
 )
@@ -157,5 +248,6 @@ def test_real_files(name, classes, images, boxes, tmp_path):
     for split, count, number in zip(("train", "val"), images, boxes, strict=True):
         data = Coco(tmp_path / name, split)
         assert (len(data), len(data.classes)) == (count, classes)
-        assert sum(len(target.boxes) for target in data.targets) + data.left_out == number
+        assert len(data.boxes) + data.left_out == number
+        assert sum(len(data.target(index).boxes) for index in range(count)) == len(data.boxes)
         data.load(count - 1)

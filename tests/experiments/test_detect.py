@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 
+from comrope.analysis import rotary_modules
 from comrope.experiments.boxes import BoxedImages, collate_boxes, open_boxed
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import Key
@@ -65,9 +66,10 @@ def test_before_the_first_step_every_detector_is_that_of_ape_and_its_angles_lear
         wanted = loss.detach() if wanted is None else wanted
         torch.testing.assert_close(loss.detach(), wanted, rtol=1e-5, atol=1e-6)
         loss.backward()
-        for name, parameter in model.named_parameters():
-            if ".rope." in name:
-                assert parameter.grad.abs().max() > 0 or "direction" in name or "theta" in name
+        ropes = rotary_modules(model)
+        assert len(ropes) == (0 if method == "ape" else 3)
+        for rope in ropes.values():  # scales of zero angles, and bases of them, wait for those
+            assert max(p.grad.abs().max() for p in rope.parameters()) > 1e-5
 
 
 def test_the_backbone_has_the_weights_of_the_run(classifier):
@@ -94,6 +96,20 @@ def test_weights_of_timm_in_a_file(tmp_path):
     begun = begin_detector(vit, settings)
     assert "head.weight" in begun["left_out"]
     assert torch.equal(vit.blocks[2].mlp.fc1.weight, theirs.blocks[2].mlp.fc1.weight)
+    for wrong, told in (
+        ({f"module.{k}": v for k, v in theirs.state_dict().items()}, "is missing"),
+        (
+            {k: v for k, v in theirs.state_dict().items() if "blocks.2" not in k},
+            "blocks.2.* is mis",
+        ),
+        (
+            {**theirs.state_dict(), "blocks.3.norm1.weight": torch.ones(64)},
+            "blocks.3.* has no place",
+        ),
+    ):
+        save_file(wrong, file)
+        with pytest.raises(UserError, match=rf"does not fit: .*{told}"):
+            begin_detector(vit, settings)
     file.write_bytes(b"no tensors")
     with pytest.raises(UserError, match=r"train\.start_from: .*model\.safetensors cannot be read"):
         begin_detector(vit, settings)

@@ -7,7 +7,8 @@ import torch
 from backbones import small, tokenless
 
 from comrope.analysis import rotary_modules
-from comrope.models.detection import detector, load_timm_weights
+from comrope.models.detection import load_timm_weights
+from comrope.models.detector import detector
 
 LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 
@@ -167,3 +168,38 @@ def test_errors_of_the_detector_name_the_argument():
             tiny_detector(**{"kind": "box", **options})
     with pytest.raises(ValueError, match="num_classes: expected an integer of at least 2, got 1"):
         detector(vit=small(), num_classes=1)
+
+
+@pytest.mark.parametrize("kind", ["mask", "box"])
+def test_boxes_and_scores_are_worked_out_in_float32(kind, monkeypatch):
+    """What bfloat16 heads say is bfloat16; decoded in it, corners would be pixels off."""
+    from torchvision.models.detection import _utils
+
+    dtypes = set()
+    decode = _utils.BoxCoder.decode_single
+
+    def seen(self, codes, boxes):
+        dtypes.update((codes.dtype, boxes.dtype))
+        return decode(self, codes, boxes)
+
+    monkeypatch.setattr(_utils.BoxCoder, "decode_single", seen)
+    model = detector(kind, vit=small("comrope-ld"), num_classes=3, window=2, image_size=64).eval()
+    halved = (
+        model.rpn.head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor,
+        model.backbone.pyramid,
+    )  # fmt: skip
+    for module in halved:  # as under autocast, which this machine may not have
+        if module is not None:
+            module.register_forward_hook(_as_bfloat16, prepend=True)
+    with torch.no_grad():
+        (found,) = model([torch.rand(3, 64, 64)])
+    assert dtypes == {torch.float32}
+    assert {part.dtype for name, part in found.items() if name != "labels"} == {torch.float32}
+
+
+def _as_bfloat16(module, inputs, output):
+    if isinstance(output, torch.Tensor):
+        return output.bfloat16()
+    if isinstance(output, dict):
+        return type(output)((k, _as_bfloat16(module, inputs, v)) for k, v in output.items())
+    return type(output)(_as_bfloat16(module, inputs, part) for part in output)

@@ -13,6 +13,7 @@ from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.errors import UserError
+from comrope.experiments.logs import say
 from comrope.integrations import swap
 
 __all__ = ["Adopted", "adopt", "pretrained_weights"]
@@ -118,6 +119,8 @@ def pretrained_weights(config: Config, name: str) -> tuple[dict[str, Tensor], in
     except (OSError, RuntimeError, SafetensorError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"train.start_from: {name} cannot be had ({reason})") from None
+    if (tuple(known.mean), tuple(known.std)) != (config.data.mean, config.data.std):
+        say(f"{name} was trained with data.mean={known.mean} data.std={known.std}, other than here")
     return {f"model.{key}": tensor for key, tensor in model.state_dict().items()}, known.num_classes
 
 

@@ -65,10 +65,7 @@ def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Box
         ]
     else:
         splits = [data.train_split, data.val_split][0 if train else 1 :]
-        opened = [
-            Coco(root_of(data), split, mode_of(data), outlines=masks and split == data.train_split)
-            for split in splits
-        ]
+        opened = [Coco(root_of(data), split, mode_of(data), outlines=masks) for split in splits]
     for source in opened:
         check_classes(data, len(source.classes), data.root or data.name)
         if source.category_ids != opened[0].category_ids:
@@ -76,9 +73,15 @@ def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Box
                 f"data.root: {data.root}: splits {data.train_split!r} and {data.val_split!r} have "
                 "other categories"
             )
-        if not source.truth["annotations"]:
+        if not any(not a["iscrowd"] for a in source.truth["annotations"]):
             raise UserError(f"data.root: {data.root}: a split without any box; there is nothing "
                             "to find")  # fmt: skip
+    if train:
+        if isinstance(opened[0], Coco) and not len(opened[0].labels):
+            raise UserError(
+                f"data.root: {data.root}: no box of split {data.train_split!r} is in its image"
+            )
+        opened[0].truth = {}  # nobody asks for it again, and COCO's is gigabytes
     return opened[0] if train else None, opened[-1]
 
 

@@ -48,8 +48,9 @@ def train_command(
 
     config = load_recipe(recipe).with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
+    told = "AP " if config.detects else ""
     for view, found in result.get(config.headline, {}).items():
-        print(f"{said(view):>8}  {found:6.2f} %")
+        print(f"{said(view):>8}  {told}{found:6.2f} %")
     if result:
         print(f"run: {out}")
 

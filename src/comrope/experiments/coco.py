@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -64,21 +65,21 @@ class Coco:
         own: dict[int, list[Any]] = {int(number): [] for number in self.ids}
         for annotation in self.truth["annotations"]:
             own[annotation["image_id"]].append(annotation)
-        boxes, labels, ends = [], [], [0]
-        self.outlines: list[Any] = []
+        boxes, labels, ends, runs = [], [], [0], []
         for number, (width, height) in zip(self.ids.tolist(), self.sizes.tolist(), strict=True):
             for annotation in own[number]:
+                outline = _packed(annotation, width, height) if outlines else b""
                 box = _inside(annotation["bbox"], width, height)
                 if box is None or annotation.get("iscrowd"):
                     self.left_out += 1
                     continue
                 boxes.append(box)
                 labels.append(label[annotation["category_id"]])
-                if outlines:
-                    self.outlines.append(_packed(annotation, width, height))
+                runs.append(outline)
             ends.append(len(boxes))
         self.boxes = np.array(boxes, np.float32).reshape(-1, 4)
         self.labels, self.ends = np.array(labels, np.int64), np.array(ends)
+        self.runs, self.run_ends = b"".join(runs), np.cumsum([0, *map(len, runs)])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "truth": None}
@@ -101,27 +102,42 @@ class Coco:
         return image, self.target(index)
 
     def target(self, index: int) -> Target:
-        own = slice(*self.ends[index : index + 2].tolist())
-        boxes, labels = (torch.tensor(part[own]) for part in (self.boxes, self.labels))
-        return Target(boxes, labels, int(self.ids[index]), self.outlines[own])
+        first, end = self.ends[index : index + 2].tolist()
+        boxes, labels = (torch.tensor(part[first:end]) for part in (self.boxes, self.labels))
+        size, cuts = self.sizes[index, ::-1].tolist(), self.run_ends[first : end + 1].tolist()
+        outlines = [
+            {"size": size, "counts": self.runs[a:b]} for a, b in itertools.pairwise(cuts) if a < b
+        ]
+        return Target(boxes, labels, int(self.ids[index]), outlines)
 
 
-def _packed(annotation: dict[str, Any], width: int, height: int) -> dict[str, Any]:
+def _packed(annotation: dict[str, Any], width: int, height: int) -> bytes:
     """The outline of an annotation as compressed run lengths, from polygons or from such."""
     from pycocotools import mask
 
     outline = annotation.get("segmentation")
     try:
+        if not outline:
+            raise ValueError("none")
         if isinstance(outline, dict):
-            packed = isinstance(outline["counts"], (str, bytes))
-            return outline if packed else mask.frPyObjects(outline, height, width)
-        return mask.merge(mask.frPyObjects(outline, height, width))
+            if list(outline["size"]) != [height, width]:
+                raise ValueError(f"of size {outline['size']}, the image is {[height, width]}")
+            if isinstance(outline["counts"], list):
+                outline = mask.frPyObjects(outline, height, width)
+            mask.decode(outline)  # an error if it is none
+        else:
+            # As others do: less than three points are no outline.
+            whole = [part for part in outline if len(part) >= 6 and len(part) % 2 == 0]
+            if not whole:
+                raise ValueError("less than three points")
+            outline = mask.merge(mask.frPyObjects(whole, height, width))
     except Exception as error:
-        what = f"{type(outline).__name__}: {error}" if outline else "none"
         raise UserError(
             f"detect.kind: annotation {annotation['id']} has no segmentation that masks could be "
-            f"learned from ({what}); expected box"
+            f"learned from ({error}); expected box"
         ) from None
+    counts = outline["counts"]
+    return counts if isinstance(counts, bytes) else counts.encode()
 
 
 def metrics(
@@ -135,10 +151,13 @@ def metrics(
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    results = [dict(one) for one in found]
+    # Of masks the area is that of the mask: pycocotools would take the box's, if there is one.
+    results = [{k: v for k, v in one.items() if kind == "bbox" or k != "bbox"} for one in found]
+    # An id of 0 would never be found: it is what pycocotools writes for "nothing".
+    numbered = [{**a, "id": number} for number, a in enumerate(truth["annotations"], start=1)]
     with contextlib.redirect_stdout(io.StringIO()):  # it talks
         reference = COCO()
-        reference.dataset = {**truth, "info": {}}
+        reference.dataset = {**truth, "annotations": numbered, "info": {}}
         reference.createIndex()
         # It does not take an empty list; that nothing was found is a result all the same.
         detected = reference.loadRes(results) if results else COCO()
@@ -200,8 +219,14 @@ def _read(file: Path) -> dict[str, Any]:
             raise UserError(f"{where}: expected a bbox of four numbers, got {box!r}")
         # What COCO's own files have and others leave out.
         annotation.setdefault("iscrowd", 0)
-        annotation.setdefault("area", max(0.0, box[2]) * max(0.0, box[3]))
+        if not _is_number(annotation.get("area")):
+            annotation["area"] = max(0.0, box[2]) * max(0.0, box[3])
     for image in tree["images"]:
+        for side in ("width", "height"):
+            if not isinstance(image[side], int) or image[side] < 1:
+                raise UserError(
+                    f"{file}: image {image['id']}: expected a {side} in pixels, got {image[side]!r}"
+                )
         path = PurePosixPath(str(image["file_name"]).replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts:
             raise UserError(f"{file}: expected a file of the data set, got {image['file_name']!r}")
@@ -214,9 +239,10 @@ def _check(file: Path, part: str, entries: list[Any], keys: tuple[str, ...]) -> 
         missing = [key for key in keys if not isinstance(entry, dict) or key not in entry]
         if missing:
             raise UserError(f"{file}: {part}[{number}] has no {missing[0]}")
-        if not isinstance(entry["id"], int) or entry["id"] in seen:
+        own = entry["id"]
+        if not isinstance(own, int) or not 0 <= own < 2**63 or own in seen:
             raise UserError(
-                f"{file}: {part}[{number}]: expected an id of its own, got {entry['id']!r}"
+                f"{file}: {part}[{number}]: expected an id of its own, 0 to 2^63, got {own!r}"
             )
         seen.add(entry["id"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +24,11 @@ from comrope.experiments.data import IGNORED, Validation
 from comrope.experiments.distributed import autocast, total
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import vit_of
-from comrope.experiments.start import OF_A_CLASSIFIER, begin_with
+from comrope.experiments.start import ANGLES, OF_A_CLASSIFIER, begin_with
 from comrope.experiments.views import View
 from comrope.models import ViT
-from comrope.models.detection import ANCHOR_RATIOS, detector, load_timm_weights
+from comrope.models.detection import Loaded, load_timm_weights
+from comrope.models.detector import detector
 
 __all__ = [
     "average_precision",
@@ -39,29 +41,27 @@ __all__ = [
 
 MOST_FOUND = 100  # an image, as COCO's figures count
 FILE = ".safetensors"
+# Of timm's weights, what a detector has no use for; pos_embed where absolute positions are dropped.
+SPARE = re.compile(r"(cls_token|pos_embed|(head|head_dist|pre_logits)\b.*|dist_token)")
 
 
 def build_detector(config: Config, vit: ViT) -> nn.Module:
     """A detector of torchvision around a ViT, as the section ``detect`` says."""
-    from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
-    from torchvision.models.detection.rpn import AnchorGenerator
-
     detect, data = config.detect, config.data
-    classes = 1 + data.num_classes  # torchvision counts the background
-    sizes = tuple((int(size),) for size in detect.anchors)
     try:
-        model: Any = detector(
+        return detector(
             detect.kind,
             vit=vit,
-            num_classes=classes,
+            num_classes=1 + data.num_classes,  # torchvision counts the background
             window=detect.window,
             scale=detect.scale,
             image_size=detect.image_size,
+            anchor_sizes=detect.anchors,
             out_channels=detect.out_channels,
+            head_channels=detect.head_channels,
             size_divisible=_square(vit, detect.image_size),
             image_mean=data.mean,
             image_std=data.std,
-            rpn_anchor_generator=AnchorGenerator(sizes, (ANCHOR_RATIOS,) * len(sizes)),
             rpn_pre_nms_top_n_train=2 * detect.proposals,
             rpn_post_nms_top_n_train=2 * detect.proposals,
             rpn_pre_nms_top_n_test=detect.proposals,
@@ -71,10 +71,6 @@ def build_detector(config: Config, vit: ViT) -> nn.Module:
         )
     except ValueError as error:
         raise UserError(f"model: {error}") from None
-    pooled = 7 * 7 * detect.out_channels
-    model.roi_heads.box_head = TwoMLPHead(pooled, detect.head_channels)
-    model.roi_heads.box_predictor = FastRCNNPredictor(detect.head_channels, classes)
-    return cast(nn.Module, model)
 
 
 def _square(vit: ViT, size: int) -> int:
@@ -101,7 +97,19 @@ def begin_detector(vit: ViT, config: Config) -> dict[str, Any]:
         loaded = load_timm_weights(vit, tensors)
     except ValueError as error:
         raise UserError(f"train.start_from: {start} does not fit: {error}") from None
+    _require_whole(start, loaded)
     return {"start": start, "new": [*loaded.new], "left_out": [*loaded.left_out]}
+
+
+def _require_whole(start: str, loaded: Loaded) -> None:
+    """Raise unless weights filled the ViT, and had no more than a detector can do without."""
+    wrong = [f"{name} is missing" for name in loaded.new if not ANGLES.search(name)]
+    wrong += [f"{name} has no place" for name in loaded.left_out if not SPARE.match(name)]
+    if wrong:
+        raise UserError(
+            f"train.start_from: {start} does not fit: {'; '.join(wrong[:3])}"
+            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
+        )
 
 
 def detection_loss(model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
@@ -123,7 +131,8 @@ def average_precision(
     source = cast(Boxed, validation.source)
     batches = cast(Iterator[BoxBatch], validation.batches(view))
     found, unreadable = find(model, config, batches, source, view, accelerator, advance)
-    return score(found, unreadable, source, accelerator)
+    masks = config.detect.kind == "mask"
+    return score(found, unreadable, source, accelerator, masks=masks)
 
 
 @torch.compiler.set_stance("force_eager")  # every size would be compiled anew
@@ -182,11 +191,12 @@ def _as_coco(
         for box, label, score in kept
     ]
     if "masks" in output:
-        from pycocotools import mask as runs
+        from pycocotools import mask
 
-        for entry, mask in zip(entries, output["masks"][:, 0].float().cpu(), strict=True):
-            coded = runs.encode(np.asfortranarray((mask > 0.5).numpy().astype(np.uint8)))
-            entry["segmentation"] = {**coded, "counts": coded["counts"].decode()}
+        inside = (output["masks"][:, 0] > 0.5).cpu().numpy().astype(np.uint8)  # (n, H, W)
+        coded = mask.encode(np.asfortranarray(inside.transpose(1, 2, 0)))
+        for entry, runs in zip(entries, coded, strict=True):
+            entry["segmentation"] = {**runs, "counts": runs["counts"].decode()}
     return entries
 
 
@@ -195,12 +205,14 @@ def score(
     unreadable: list[str],
     source: Boxed,
     accelerator: Accelerator,
+    *,
+    masks: bool = False,
 ) -> dict[str, Any]:
-    """COCO's six figures over what all processes found, the same in each; of masks too, if there
-    are. Images that could not be read count: nothing was found in them."""
+    """COCO's six figures over what all processes found, the same in each; of ``masks`` too. Images
+    that could not be read count: nothing was found in them."""
     everything = gather_object(found) if accelerator.num_processes > 1 else found
     (skipped,) = total(accelerator, float(len(unreadable)))
     result: dict[str, Any] = {**metrics(source.truth, everything)}
-    if any("segmentation" in entry for entry in everything):
+    if masks:
         result["masks"] = metrics(source.truth, everything, "segm")
     return {**result, "images": len(source), "unreadable": skipped}

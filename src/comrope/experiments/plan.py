@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from comrope.experiments.config import RUNTIME, Config, load_recipe
 from comrope.experiments.errors import UserError
-from comrope.experiments.studies import LABELS, OF_ROWS, Cell, Preset, Study, run_name
+from comrope.experiments.studies import OF_ROWS, Cell, Preset, Study, run_name
 
 __all__ = ["Plan", "make_plan"]
 
@@ -40,10 +40,12 @@ def make_plan(
             )
     place = {} if data is None else {"data.root": data}
     base = load_recipe(study.recipe(preset)).with_overrides(own).with_overrides(place)
+    known = [cell.method for cell in study.cells(preset)]
+    if wrong := [method for method in methods if known and method not in known]:
+        wanted = ", ".join(dict.fromkeys(known))
+        raise UserError(f"methods: expected some of this study's, {wanted}; got {wrong[0]!r}")
     cells = [cell for cell in study.cells(preset) if not methods or cell.method in methods]
     rows = {cell: [cell.config(base, seed) for seed in range(preset.seeds)] for cell in cells}
-    if methods and study.cells(preset) and not rows:
-        raise UserError(f"methods: none of this study's; expected some of {', '.join(LABELS)}")
     if study.start is None or base.train.start_from:
         return Plan(base, rows)
     starts = _starts(study, preset, own, first, place)

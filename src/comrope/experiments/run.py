@@ -108,6 +108,8 @@ class Run:
             accelerator, precision = self.accelerator, self.config.train.precision
             say(f"{accelerator.num_processes} process(es), {accelerator.device}, "
                 f"precision {precision}; {len(self.train_source)} images to train on")  # fmt: skip
+            if left_out := getattr(self.train_source, "left_out", 0):
+                say(f"{left_out} boxes are left out: crowds, or outside of their images")
         if self.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(self.out / CONFIG, to_yaml(self.config))

@@ -63,7 +63,7 @@ def checked(config: Config) -> Config:
         )
     if (config.train.precision, config.train.strategy) == ("fp16", "fsdp2"):
         raise UserError("train.precision: expected no or bf16 with train.strategy=fsdp2, got fp16")
-    if not config.evaluate.resolutions:
+    if not config.evaluate.resolutions and not config.detects:
         raise UserError("evaluate.resolutions: expected at least one, got none")
     if not NAME.fullmatch(config.model.name):
         raise UserError(
@@ -126,9 +126,11 @@ def _check_detection(config: Config) -> None:
     for name, wanted in (("perturbation", 0), ("strategy", "ddp")):
         if (value := getattr(config.train, name)) != wanted:
             raise UserError(f"train.{name}: expected {wanted} of a detector, got {value!r}")
-    for name in ("mixup", "cutmix", "erase", "smoothing"):
+    for name in ("mixup", "cutmix", "erase", "smoothing", "color_jitter", "auto_augment"):
         if value := getattr(config.augment, name):
-            raise UserError(f"augment.{name}: knows no boxes; expected 0, got {value:g}")
+            raise UserError(f"augment.{name}: is not done to images with boxes, got {value}")
+    if config.data.cache:
+        raise UserError("data.cache: images with boxes are not kept in memory; expected false")
     low, high = config.detect.jitter
     if not 0 < low <= high:
         raise UserError(f"detect.jitter: expected two scales above 0, got {config.detect.jitter}")

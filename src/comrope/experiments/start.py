@@ -16,7 +16,7 @@ from comrope.experiments.distributed import like
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import read_weights
 
-__all__ = ["APE", "OF_A_CLASSIFIER", "begin_with"]
+__all__ = ["ANGLES", "APE", "OF_A_CLASSIFIER", "begin_with"]
 
 ANGLES = re.compile(r"\.(rope|comrope)\.method\.\w+$")
 HEAD = re.compile(r"(^|\.)head\.(weight|bias)$")

@@ -40,11 +40,12 @@ def usual_view(config: Config) -> View:
 
 
 def views_of(config: Config, resolutions: Sequence[int] | None = None) -> dict[str, View]:
-    """By the names that they have in results: every resolution; then, as clips were trained but for
-    one thing, other numbers of frames and shorter stretches of the video. Of some resolutions, if
-    given, and of nothing else."""
+    """By the names that they have in results: every resolution, and of a detector its own; then, as
+    clips were trained but for one thing, other numbers of frames and shorter stretches of the
+    video. Of some resolutions, if given, and of nothing else."""
     usual = usual_view(config)
-    wanted = config.evaluate.resolutions if resolutions is None else resolutions
+    own = (usual.resolution,) if config.detects else ()
+    wanted = (*own, *config.evaluate.resolutions) if resolutions is None else resolutions
     views = {str(r): usual._replace(resolution=r) for r in wanted}
     if usual.frames and resolutions is None:
         evaluate = config.evaluate

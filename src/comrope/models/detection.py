@@ -1,12 +1,11 @@
-"""A ViT as the backbone of a detector: attention in windows, a simple pyramid, torchvision's heads.
+"""A ViT as the backbone of a detector: a map of features, attention in windows, weights of timm.
 
-Shapes: B batch, H x W patches, T = H W, C channels. Needs torchvision for ``detector`` alone.
+Shapes: B batch, H x W patches, T = H W, C channels.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,16 +18,13 @@ from comrope import checks
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.models.embeddings import AbsolutePositions
-from comrope.models.pyramid import LEVELS, SimplePyramid, windowed_attention
+from comrope.models.pyramid import windowed_attention
 from comrope.models.vit import ViT
 from comrope.precision import numbers_like
 
-__all__ = ["Loaded", "PlainBackbone", "detector", "load_timm_weights"]
+__all__ = ["Loaded", "PlainBackbone", "check_images", "load_timm_weights"]
 
-KINDS = ("mask", "box")
 SCALES = ("relative", "patch")
-ANCHOR_SIZES = (32, 64, 128, 256, 512)  # in pixels, one a level
-ANCHOR_RATIOS = (0.5, 1.0, 2.0)
 
 
 class PlainBackbone(nn.Module):
@@ -60,7 +56,7 @@ class PlainBackbone(nn.Module):
         scale: str = "relative",
     ) -> None:
         super().__init__()
-        _check_images(vit)
+        check_images(vit)
         depth = len(vit.blocks)
         if global_blocks is None:
             global_blocks = (depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4))
@@ -135,7 +131,8 @@ class PlainBackbone(nn.Module):
         return coordinates.grid(grid, scale=extent, device=x.device)
 
 
-def _check_images(vit: ViT) -> None:
+def check_images(vit: ViT) -> None:
+    """Raise unless it is a ViT of images."""
     if not isinstance(vit, ViT):
         raise TypeError(f"vit: expected a ViT, got {type(vit).__name__}")
     if vit.num_axes != 2:
@@ -150,85 +147,6 @@ def _without_class_token(vit: ViT) -> ViT:
     vit.reset_classifier(0, "avg")
     vit._given["class_token"] = False  # so that it can be saved and loaded as it is now
     return vit
-
-
-class _Features(nn.Module):
-    """Backbone and pyramid, as torchvision wants them."""
-
-    def __init__(self, backbone: PlainBackbone, pyramid: SimplePyramid) -> None:
-        super().__init__()
-        self.plain, self.pyramid = backbone, pyramid
-        self.out_channels = pyramid.out_channels
-
-    def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
-        return self.pyramid(self.plain(x))
-
-
-def detector(
-    kind: str = "mask",
-    *,
-    vit: ViT,
-    num_classes: int,
-    window: int = 14,
-    global_blocks: Iterable[int] | None = None,
-    scale: str = "relative",
-    image_size: int = 1024,
-    out_channels: int = 256,
-    **options: Any,
-) -> nn.Module:
-    """A ``MaskRCNN`` ("mask") or ``FasterRCNN`` ("box") of torchvision over a plain ViT.
-
-    Args:
-        vit, window, global_blocks, scale: As ``PlainBackbone`` takes them, ``vit`` with square
-            patches whose size is a multiple of four, so that strides are whole pixels.
-        num_classes: Background included, as torchvision counts: 91 for COCO's own labels. Label 0
-            is the background.
-        image_size: The longer side that images are resized to, whatever size they come in.
-        out_channels: Of every level of the pyramid.
-        options: What torchvision's class takes besides, such as ``min_size`` and ``max_size`` in
-            place of ``image_size``, ``image_mean``, ``image_std`` or ``box_head``.
-    """
-    checks.one_of("kind", kind, KINDS)
-    checks.integer("num_classes", num_classes, 2)
-    checks.integer("image_size", image_size, 1)
-    _check_images(vit)
-    patch, *others = vit.patches.patch_size
-    if others != [patch] or patch % 4:
-        raise ValueError(
-            f"vit: expected square patches of a multiple of 4 pixels, got {vit.patches.patch_size}"
-        )
-    from torchvision.models import detection
-
-    defaults: dict[str, Any] = {
-        "min_size": image_size,
-        "max_size": image_size,
-        "size_divisible": 4 * patch,  # the coarsest stride: all levels fit the image exactly
-        "rpn_anchor_generator": detection.rpn.AnchorGenerator(
-            tuple((size,) for size in ANCHOR_SIZES), (ANCHOR_RATIOS,) * len(ANCHOR_SIZES)
-        ),
-        "box_roi_pool": _roi_pool(patch, 7),
-    }
-    if kind == "mask":
-        defaults["mask_roi_pool"] = _roi_pool(patch, 14)
-    backbone = PlainBackbone(vit, window=window, global_blocks=global_blocks, scale=scale)
-    features = _Features(backbone, SimplePyramid(backbone.out_channels, out_channels))
-    model = detection.MaskRCNN if kind == "mask" else detection.FasterRCNN
-    return model(features, num_classes, **{**defaults, **options})
-
-
-def _roi_pool(patch: int, output_size: int) -> nn.Module:
-    """RoI pooling over the levels that knows their strides.
-
-    By itself it would guess them at the first call, and wrongly from images that padding makes much
-    larger.
-    """
-    from torchvision.ops import poolers
-
-    pool = poolers.MultiScaleRoIAlign(list(LEVELS), output_size, sampling_ratio=2)
-    pool.scales = [1 / (patch / 4 * 2**level) for level in range(len(LEVELS))]
-    finest = round(math.log2(patch / 4))
-    pool.map_levels = poolers.initLevelMapper(finest, finest + len(LEVELS) - 1)
-    return pool
 
 
 class Loaded(NamedTuple):
@@ -246,7 +164,7 @@ def load_timm_weights(vit: ViT, state_dict: Mapping[str, Tensor]) -> Loaded:
     position that timm adds to the class token becomes part of it. A classifier for another number
     of classes is left out. ``new`` are the angles, and whatever else timm's model does not have.
     """
-    _check_images(vit)
+    check_images(vit)
     given, own = dict(state_dict), vit.state_dict()
     loaded, left_out = {}, []
     place = given.get("pos_embed")  # (1, [1 +] T, C)
