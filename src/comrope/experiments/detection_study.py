@@ -24,7 +24,6 @@ from comrope.experiments.views import usual_view
 __all__ = ["by_epoch", "draw_found", "figure", "table"]
 
 SHOWN = 3  # images of which it is shown what was found
-SURE = 0.5  # score of what is shown
 
 
 def by_epoch(folder: Path, config: Config, result: dict[str, Any]) -> dict[str, float]:
@@ -130,11 +129,13 @@ def draw_found(model: Any, config: Config, path: Path) -> None:
     drawing, axes = new_figure(len(chosen), 2, width=3.6, height=3.2)
     for column, (image, own) in enumerate(zip(batch.images, batch.image_ids, strict=True)):
         there = [a for a in source.truth["annotations"] if a["image_id"] == own]
-        seen = [f for f in found if f["image_id"] == own and f["score"] >= SURE]
+        seen = sorted((f for f in found if f["image_id"] == own), key=lambda f: -f["score"])
+        seen = seen[: len(there)]
         for axis, entries in zip(axes[:, column], (there, seen), strict=True):
             _draw_boxes(axis, image, entries, names)
     axes[0, 0].set_ylabel("what is there")
-    axes[1, 0].set_ylabel(f"what {LABELS[config.model.position]} finds,\nscores above {SURE:g}")
+    method = LABELS[config.model.position].split(" (")[0]
+    axes[1, 0].set_ylabel(f"what {method} finds:\nas many, the surest")
     save(drawing, path)
 
 
@@ -164,8 +165,9 @@ def _draw_boxes(
         place = ids.index(entry["category_id"])
         colour = colours[place % len(colours)]["color"]
         axis.add_patch(Rectangle((left, top), width, height, fill=False, ec=colour, lw=1.3))
+        score = f" {100 * entry['score']:.0f} %" if "score" in entry else ""
         axis.annotate(
-            names[entry["category_id"]],
+            names[entry["category_id"]] + score,
             (left, top),
             fontsize=6,
             color="white",
