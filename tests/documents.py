@@ -15,7 +15,8 @@ from comrope.experiments.tables import rows, table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("docs/reproduce.md", "docs/fast.md", "README.md")
 MARKED = re.compile(
-    r"<!-- (cost|parameters|training|copying|bench [\w-]+): (\S+) -->\n.*?<!-- end -->", re.DOTALL
+    r"<!-- (cost|parameters|training|copying|study|bench [\w-]+): (\S+) -->\n.*?<!-- end -->",
+    re.DOTALL,
 )
 
 
@@ -44,6 +45,11 @@ def cost(results: dict) -> str:
 def parameters(results: dict) -> str:
     text = table("cost", results)
     return text[text.index("Extra parameters") : text.index("Time of")].rstrip() + "\n"
+
+
+def study(results: dict) -> str:
+    """All that ``comrope reproduce`` wrote into table.md, below its title."""
+    return table(results["study"], results).partition("\n\n")[2]
 
 
 def bench(results: dict, suite: str) -> str:
@@ -103,7 +109,7 @@ def fill(text: str) -> str:
             body = bench(results, suite)
         else:
             makers = {"cost": cost, "parameters": parameters, "training": training}
-            body = {**makers, "copying": copying}[kind](results)
+            body = {**makers, "copying": copying, "study": study}[kind](results)
         return f"<!-- {match[1]}: {match[2]} -->\n{body}<!-- end -->"
 
     return MARKED.sub(make, text)
