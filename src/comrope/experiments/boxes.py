@@ -153,16 +153,19 @@ class BoxedImages(Images):
         side = self.detect.image_size
         height, width = parts["image"].shape[-2:]
         scale = side / max(height, width) * random.uniform(*self.detect.jitter)
-        rows, columns = (max(1, round(scale * size)) for size in (height, width))
-        top, left = (random.randint(0, max(0, size - side)) for size in (rows, columns))
-        cut = min(rows, side), min(columns, side)
+        # What will be in the square is cut out first: the rest need not be resized.
+        kept = [min(size, max(1, round(side / scale))) for size in (height, width)]
+        top, left = (
+            random.randint(0, size - k) for size, k in zip((height, width), kept, strict=True)
+        )
+        rows, columns = (min(side, max(1, round(scale * size))) for size in kept)
         flip = random.random() < self.hflip
         out = {}
         for name, part in parts.items():
             part = F.horizontal_flip(part) if flip else part
-            part = F.crop(F.resize(part, [rows, columns], antialias=True), top, left, *cut)
+            part = F.resized_crop(part, top, left, *kept, [rows, columns], antialias=True)
             fill: Any = self.fill if name == "image" else 0
-            out[name] = F.pad(part, [0, 0, side - cut[1], side - cut[0]], fill=fill)
+            out[name] = F.pad(part, [0, 0, side - columns, side - rows], fill=fill)
         return out
 
 
