@@ -40,3 +40,19 @@ def ucf(tmp_path_factory) -> Path:
     for name, text in lists.items():
         (root / "splits" / f"{name}.txt").write_text(text)
     return root
+
+
+@pytest.fixture(scope="module")
+def quick_bench():
+    """Short samples, few methods, one thread: here times need not be good, only there."""
+    from comrope.experiments import timing
+    from comrope.experiments.bench import rotations
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        patch.setattr(timing, "AIM", 1e-3)
+        patch.setattr(rotations, "COMMUTING", ("rope-mixed", "comrope-ld"))
+        yield
+    torch.set_num_threads(threads)

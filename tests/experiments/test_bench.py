@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -17,53 +15,21 @@ import torch
 
 from comrope.experiments import bench as benches
 from comrope.experiments import timing
-from comrope.experiments.bench import parity, rivals, rotations, runner
+from comrope.experiments.bench import rivals, rotations, runner
 from comrope.experiments.bench.language import llama_block
-from comrope.experiments.bench.parity import Verdict
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, PlainRoPE, Shape
 from comrope.experiments.bench.rotations import COPY, HUGGING_FACE, llama_rotation
 from comrope.experiments.bench.runner import (
     FAILURES,
-    Baseline,
     Candidate,
-    Part,
     Subject,
     run_part,
 )
-from comrope.experiments.bench.setting import Setting
-from comrope.experiments.cli import main
-from comrope.experiments.errors import Interrupted
 from comrope.experiments.timing import Times
+from experiments.benches import CPU, TINY, command, fake, fake_part
 
-CPU = torch.device("cpu")
-TINY = Setting(
-    device=CPU, dtype=torch.float32, rounds=2, compile=False, batch=2, size="small", depth=1,
-    grid=(2, 2), llama_tokens=8, llama_heads=2, llama_key_heads=1, llama_head_dim=16, copied_mib=1,
-    language=benches.PRESETS["small"].sizes["language"],
-)  # fmt: skip
 GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)
-pytestmark = pytest.mark.filterwarnings("default")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """Short samples, few methods, one thread: here times need not be good, only there."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET", raising=False)
-        patch.setattr(timing, "AIM", 1e-3)
-        patch.setattr(rotations, "COMMUTING", ("rope-mixed", "comrope-ld"))
-        yield
-    torch.set_num_threads(threads)
-
-
-def command(monkeypatch, *arguments: object) -> int:
-    """The exit code of ``comrope bench``, in this process."""
-    monkeypatch.setattr(sys, "argv", ["comrope", "bench", *map(str, arguments), "--quiet"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return int(left.value.code or 0)
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quick_bench")]
 
 
 def read_csv(folder: Path) -> list[dict[str, str]]:
@@ -74,19 +40,8 @@ def by_name(rows: list[dict]) -> dict[str, dict]:
     return {row["name"]: row for row in rows}
 
 
-def fake(name: str, *, call=lambda: None, error: float = 0.0, **options) -> Candidate:
-    """A candidate that does nothing, or what it is told to."""
-    subject = Subject({"forward": call, "step": call}, lambda: Verdict(error, 1e-6, "all"))
-    options.setdefault("method", "rope")
-    return Candidate(name, lambda: subject, **options)
-
-
 def broken() -> Subject:
     raise RuntimeError("no such luck\nand more")
-
-
-def fake_part(*candidates: Candidate, suite: str = "rotation") -> Part:
-    return Part(suite, f"Nothing ({suite})", "none", candidates, (Baseline("none", "none"),))
 
 
 # What it writes
@@ -272,82 +227,3 @@ def test_compiled_rows_stand_beside_eager_ones(monkeypatch):
         assert {"comrope-ld", "rope-mixed", HUGGING_FACE} <= {row["name"] for row in timed}
         assert all(row["measures"]["step"]["of"]["Hugging Face"] > 0 for row in timed)
         assert not any(row["status"] in FAILURES for row in rows)
-
-
-# The command
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("rotations",), "suites: expected one of all, rotation, attention"),
-        (("--device", "tpu"), "device: expected auto, cpu, cuda or cuda:N, got 'tpu'"),
-        (("--device", "cuda:99"), "device: cuda:99 is not here"),
-        (("--dtype", "int8"), "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
-        (("--preset", "huge"), "preset: expected one of small, full, got 'huge'"),
-        (("--rounds", "0"), "rounds: expected at least 1, got 0"),
-        (("--batch", "0"), "batch: expected at least 1, got 0"),
-    ],
-)
-def test_mistakes_are_told_in_a_line(arguments, message, monkeypatch, tmp_path, capfd):
-    assert command(monkeypatch, *arguments, "--out", tmp_path / "out") == 2
-    said = capfd.readouterr().err
-    assert message in said
-    assert len(said.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_some_rows_beside_the_yardstick(monkeypatch, tmp_path, capfd):
-    part = fake_part(fake("none"), fake("ours"), fake("theirs"), fake("others"))
-    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
-    run = ("rotation", "--device", "cpu", "--out", tmp_path)
-    assert command(monkeypatch, *run, "--only", "our", "--only", "others") == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["none", "ours", "others"]
-    assert command(monkeypatch, *run, "--only", "nobody") == 2
-    assert "only: no row's name contains nobody" in capfd.readouterr().err
-
-
-def test_an_interruption_keeps_what_was_timed(monkeypatch, tmp_path):
-    def stopped() -> Subject:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
-        raise AssertionError
-
-    part = fake_part(
-        fake("none"),
-        fake("none", compiled=True),
-        fake("first", compiled=True),
-        Candidate("second", stopped, method="rope", compiled=True),
-        fake("third", compiled=True),
-    )
-    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
-    with pytest.raises(Interrupted, match="rotation: stopped; what was timed is in"):
-        benches.bench(["rotation", "vit"], TINY, tmp_path, progress=False)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["finished"] == {}
-    assert [(row["name"], row["compiled"]) for row in results["rows"]] == [
-        ("none", False), ("none", True), ("first", True),
-    ]  # fmt: skip
-    assert results["rows"][2]["measures"]["forward"]["of"]["none"] > 0
-
-
-def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
-    def interrupt(setting: Setting) -> Part:
-        raise KeyboardInterrupt
-
-    part = fake_part(fake("none"), fake("ours"))
-    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
-    monkeypatch.setitem(benches.SUITES, "vit", (interrupt,))
-    assert command(monkeypatch, "rotation", "vit", "--device", "cpu", "--out", tmp_path) == 143
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["suites"] == ["rotation", "vit"]
-    assert list(results["finished"]) == ["rotation"]
-    assert [row["status"] for row in results["rows"]] == ["timed", "timed"]
-
-
-def test_the_usual_dtype_is_one_that_the_device_is_made_for():
-    assert benches.setting_of("small", device="cpu").dtype == torch.float32
-    assert benches.setting_of("full", device="cpu").compile
-    assert not benches.setting_of("full", device="cpu", compiled=False).compile
-    assert parity.watched_samples(128) == [0, 64, 127]

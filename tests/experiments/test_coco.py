@@ -117,7 +117,6 @@ def test_metrics_of_a_case_by_hand(write):
     At thresholds 0.5, 0.55 and 0.6 precision is 1/2 up to recall 1/2, so AP is 51/101 of 1/2; at
     the seven others it is 0.
     """
-    pytest.importorskip("pycocotools")
     tree = copy.deepcopy(TREE)
     tree["categories"] = tree["categories"][:1]
     tree["annotations"] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from backbones import small, tokenless
+from torchvision.ops import box_iou
 
 from comrope.analysis import rotary_modules
 from comrope.models.detection import load_timm_weights
@@ -36,7 +37,6 @@ def examples():
 
 @pytest.mark.parametrize("kind", ["mask", "box"])
 def test_a_step_of_training_and_what_is_found(kind):
-    pytest.importorskip("torchvision")
     model = tiny_detector(kind)
     images, targets = examples()
     losses = model(images, targets)
@@ -66,7 +66,6 @@ def test_a_step_of_training_and_what_is_found(kind):
 
 def test_strides_are_known_not_guessed():
     """torchvision would take a low image, half of which is padding, for one of half the stride."""
-    pytest.importorskip("torchvision")
     model = tiny_detector("mask").eval()
     with torch.no_grad():
         model([torch.rand(3, 36, 96)])
@@ -76,7 +75,6 @@ def test_strides_are_known_not_guessed():
 
 
 def test_a_detector_learns_to_find_what_it_was_shown():
-    box_iou = pytest.importorskip("torchvision.ops").box_iou
     model = tiny_detector("box")
     images, targets = (each[:1] for each in examples())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

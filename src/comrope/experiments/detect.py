@@ -24,7 +24,7 @@ from comrope.experiments.data import IGNORED, Validation
 from comrope.experiments.distributed import autocast, total
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import vit_of
-from comrope.experiments.start import ANGLES, OF_A_CLASSIFIER, begin_with
+from comrope.experiments.start import ANGLES, OF_A_CLASSIFIER, begin_with, refuse_misfits
 from comrope.experiments.views import View
 from comrope.models import ViT
 from comrope.models.detection import Loaded, load_timm_weights
@@ -105,11 +105,7 @@ def _require_whole(start: str, loaded: Loaded) -> None:
     """Raise unless weights filled the ViT, and had no more than a detector can do without."""
     wrong = [f"{name} is missing" for name in loaded.new if not ANGLES.search(name)]
     wrong += [f"{name} has no place" for name in loaded.left_out if not SPARE.match(name)]
-    if wrong:
-        raise UserError(
-            f"train.start_from: {start} does not fit: {'; '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
-        )
+    refuse_misfits(start, wrong)
 
 
 def detection_loss(model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:

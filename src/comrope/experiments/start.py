@@ -16,7 +16,7 @@ from comrope.experiments.distributed import like
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import read_weights
 
-__all__ = ["ANGLES", "APE", "OF_A_CLASSIFIER", "begin_with"]
+__all__ = ["ANGLES", "APE", "OF_A_CLASSIFIER", "begin_with", "refuse_misfits"]
 
 ANGLES = re.compile(r"\.(rope|comrope)\.method\.\w+$")
 HEAD = re.compile(r"(^|\.)head\.(weight|bias)$")
@@ -45,15 +45,18 @@ def begin_with(model: nn.Module, config: Config, *, unused: Collection[str] = ()
         new |= {name for name in own if HEAD.search(name)}
     taken = {name: tensor for name, tensor in own.items() if name not in new | away}
     left_out = sorted(set(tensors) - set(own) | away & set(tensors))
-    if wrong := _misfits(taken, tensors, [name for name in left_out if name not in unused]):
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(
-            f"train.start_from: {config.train.start_from} does not fit: "
-            f"{'; '.join(wrong[:3])}{more}"
-        )
+    spare = [name for name in left_out if name not in unused]
+    refuse_misfits(str(config.train.start_from), _misfits(taken, tensors, spare))
     for name, tensor in taken.items():
         tensor.copy_(like(tensors[name], tensor))
     return {"start": config.train.start_from, "new": sorted(new), "left_out": left_out}
+
+
+def refuse_misfits(start: str, wrong: list[str]) -> None:
+    """Raise if there are some, naming a few."""
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(f"train.start_from: {start} does not fit: {'; '.join(wrong[:3])}{more}")
 
 
 def _weights(config: Config) -> tuple[dict[str, Tensor], str, int, int]:

@@ -160,12 +160,14 @@ def bench(
     for suite in wanted:
         begun = time.monotonic()
         try:
-            with _stopped_by_signal():
+            with _stopped_by_signal() as came:
                 for make in SUITES[suite]:
                     if (part := _some(make(setting), only)).candidates:
                         _run(part, setting, progress, results["rows"])
         except KeyboardInterrupt:
             _keep_what_was_timed(results, out)
+            if not came:  # Ctrl-C
+                raise
             raise Interrupted(f"{suite}: stopped; what was timed is in {out}") from None
         results["finished"][suite] = round(time.monotonic() - begun, 1)
         results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
@@ -198,14 +200,21 @@ def _some(part: Part, only: Sequence[str]) -> Part:
 
 
 @contextlib.contextmanager
-def _stopped_by_signal() -> Iterator[None]:
-    """SIGTERM stops as Ctrl-C does."""
+def _stopped_by_signal() -> Iterator[list[int]]:
+    """SIGTERM stops as Ctrl-C does, which no candidate takes for a fault of its own; the list says
+    that it came."""
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals belong to the main thread
+        yield came  # signals belong to the main thread
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGTERM, before)
 
