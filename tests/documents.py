@@ -53,10 +53,13 @@ def study(results: dict) -> str:
 
 
 def bench(results: dict, suite: str) -> str:
-    """Eager and compiled rows of one name side by side, in times of the suite's baseline."""
+    """Eager and compiled rows of one name side by side, in times of the suite's baseline. Of a suite
+    of several parts the last one: a whole, after what it is made of."""
+    of_suite = [row for row in results["rows"] if row["suite"] == suite]
+    title = of_suite[-1]["part"]
     found: dict[str, dict[bool, dict]] = {}
-    for row in results["rows"]:
-        if row["suite"] == suite and row["measures"] and row["peak_of"]:
+    for row in of_suite:
+        if row["part"] == title and row["measures"] and row["peak_of"]:
             found.setdefault(row["name"], {})[row["compiled"]] = row
     label = next(iter(next(iter(found.values()))[True]["peak_of"]))
     lines = []
@@ -68,10 +71,9 @@ def bench(results: dict, suite: str) -> str:
         ]
         lines.append([name, *ratios, f"{modes[max(modes)]['peak_of'][label]:.2f}"])
     header = ["", "forward, eager", "compiled", "forward + backward, eager", "compiled"]
-    title = {row["part"] for row in results["rows"] if row["suite"] == suite}
     machine = results["machine"]
     return (
-        f"{rows([*header, 'peak memory'], lines)}\n{', '.join(title)}, in times of *{label}*. "
+        f"{rows([*header, 'peak memory'], lines)}\n{title}, in times of *{label}*. "
         f"`comrope bench {suite} --preset {results['preset']}`, {machine['device']}, torch "
         f"{machine['torch']}, triton {machine['triton']}, {machine['date']}.\n"
     )
