@@ -1,10 +1,12 @@
 """What positions cost a detector: training steps of all methods, in turns, by the measure of APE.
 
     python benchmarks/detection.py                       # the paper's: 1,024 px, two images
+    python benchmarks/detection.py model.drop_path_rate=0    # no compilation for every rate of it
     python benchmarks/detection.py --recipe scenes --batch 2 --rounds 3 train.device=cpu
 
 Random weights, images and boxes. A method is timed if its features, angles at zero, are those of
-APE: in float32, before, in the same process. A step is forward, backward and optimizer.
+APE: in float32, before, in the same process. A step is forward, backward and optimizer. *Busy*:
+what its kernels take on the GPU; the rest of a step, the GPU waits for the CPU.
 """
 
 from __future__ import annotations
@@ -92,6 +94,16 @@ def ready(
     return partial(step, model, config, batch, create_optimizer(config, model), device), found
 
 
+def busy_ms(call: Callable[[], None], device: torch.device) -> float | None:
+    """The time of all kernels of a call, one after the other."""
+    if device.type != "cuda":
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize(device)
+    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e3
+
+
 def measure(base: Config, methods: list[str], images: int, rounds: int) -> dict[str, Any]:
     device = create_accelerator(base.train.device).device
     batch = make_batch(base, images)
@@ -113,6 +125,7 @@ def measure(base: Config, methods: list[str], images: int, rounds: int) -> dict[
         peak = peak_above(device, before, call)
         rows[method]["peak_gib"] = None if peak is None else peak / 2**30
         work[method] = make_ready(call, device, rounds=rounds)
+        rows[method]["busy_ms"] = busy_ms(call, device)
     for method, times in time_in_turns(work, device).items():
         rows[method] |= times._asdict()
     first = rows[methods[0]]
@@ -120,6 +133,7 @@ def measure(base: Config, methods: list[str], images: int, rounds: int) -> dict[
         if "ms" in row and "ms" in first:
             row["of_first"] = row["ms"] / first["ms"]
             row["peak_of_first"] = row["peak_gib"] and row["peak_gib"] / first["peak_gib"]
+            row["busy_of_first"] = row["busy_ms"] and row["busy_ms"] / first["busy_ms"]
     return {"images": images, "rows": rows, "machine": machine(device)}
 
 
@@ -138,7 +152,10 @@ def main() -> None:
     for method, row in results["rows"].items():
         if "ms" in row:
             peak = "" if row["peak_gib"] is None else f"  {row['peak_gib']:6.2f} GiB"
-            print(f"{method:16} {row['ms']:8.1f} ms  {row['of_first']:5.2f}{peak}")
+            busy = ""
+            if row["busy_ms"] is not None:
+                busy = f"  busy {row['busy_ms']:8.1f} ms  {row['busy_of_first']:5.2f}"
+            print(f"{method:16} {row['ms']:8.1f} ms  {row['of_first']:5.2f}{busy}{peak}")
     if args.out is not None:
         write_atomically(args.out, json.dumps(results, indent=1) + "\n")
     sys.exit(any("ms" not in row for row in results["rows"].values()))

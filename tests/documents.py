@@ -53,8 +53,10 @@ def study(results: dict) -> str:
 
 
 def bench(results: dict, suite: str) -> str:
-    """Eager and compiled rows of one name side by side, in times of the suite's baseline. Of a suite
-    of several parts the last one: a whole, after what it is made of."""
+    """Eager and compiled rows of one name side by side, in times of the suite's baseline.
+
+    Of a suite of several parts the last one: a whole, after what it is made of.
+    """
     of_suite = [row for row in results["rows"] if row["suite"] == suite]
     title = of_suite[-1]["part"]
     found: dict[str, dict[bool, dict]] = {}

@@ -183,3 +183,24 @@ def test_a_network_never_waits_for_the_gpu(position):
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_optimizer_is_fused_and_can_be_saved():
+    from comrope.experiments.config import load_recipe
+    from comrope.experiments.optim import create_optimizer
+    from comrope.experiments.state import load_optimizer, optimizer_numbers, optimizer_tensors
+
+    config, x = load_recipe("digits"), torch.ones(2, 4, device="cuda")
+    models = [torch.nn.Linear(4, 3, device="cuda") for _ in range(2)]
+    first, second = optimizers = [create_optimizer(config, model) for model in models]
+    assert all(group["fused"] for group in first.param_groups)
+    models[0](x).square().sum().backward()
+    first.step()
+    tensors = optimizer_tensors(models[0], first)
+    load_optimizer(models[1], second, tensors, optimizer_numbers(first))
+    models[1].load_state_dict(models[0].state_dict())
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(models[0].weight, models[1].weight, rtol=0, atol=0)

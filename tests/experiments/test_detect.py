@@ -137,7 +137,7 @@ def test_the_rate_falls_from_layer_to_layer_downwards():
         f"{vit}.blocks.2.mlp.fc1.weight": 1 / 2,
         f"{vit}.norm.weight": 1,
         "roi_heads.box_predictor.cls_score.weight": 1,
-        "backbone.pyramid.levels.2.0.weight": 1,
+        "backbone.pyramid.levels.1.0.weight": 1,
     }
     assert {name: scale[id(named[name])] for name in wanted} == wanted
     angle = next(name for name in named if "blocks.1.attn.rope" in name)

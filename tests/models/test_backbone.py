@@ -212,6 +212,16 @@ def test_the_pyramid_has_five_strides():
     assert SimplePyramid(48).out_channels == 256
 
 
+@pytest.mark.parametrize("finest", [4, 2, 1])
+def test_a_pyramid_may_begin_at_a_coarser_stride(finest):
+    x = torch.randn(1, 48, 16, 32)
+    sizes = [tuple(level.shape[2:]) for level in SimplePyramid(48, 8, finest=finest)(x).values()]
+    assert sizes == [(16 * finest // 2**level, 32 * finest // 2**level) for level in range(5)]
+    least = 8 // finest
+    with pytest.raises(ValueError, match=f"x: expected a map of at least {least} x {least}"):
+        SimplePyramid(48, 8, finest=finest)(x[..., : least - 1])
+
+
 def test_errors_of_the_backbone_name_the_argument():
     for options, message in (
         ({"window": 0}, "window: expected an integer of at least 1, got 0"),
@@ -231,3 +241,5 @@ def test_errors_of_the_backbone_name_the_argument():
         in_windows(small())(torch.randn(1, 3, 16, 16), torch.rand(5, 2))
     with pytest.raises(ValueError, match="x: expected a map of at least 2 x 2 patches"):
         SimplePyramid(48)(torch.randn(1, 48, 1, 4))
+    with pytest.raises(ValueError, match="finest: expected one of 4, 2, 1, got 3"):
+        SimplePyramid(48, finest=3)

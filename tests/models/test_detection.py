@@ -64,14 +64,23 @@ def test_a_step_of_training_and_what_is_found(kind):
             assert each["masks"].shape[1:] == (1, height, width)
 
 
-def test_strides_are_known_not_guessed():
+@pytest.mark.parametrize("finest", [None, 4])
+def test_strides_are_known_not_guessed(finest):
     """torchvision would take a low image, half of which is padding, for one of half the stride."""
-    model = tiny_detector("mask").eval()
+    model = tiny_detector("mask", finest_stride=finest).eval()
+    strides = [2, 4, 8, 16] if finest is None else [4, 8, 16, 32]
     with torch.no_grad():
         model([torch.rand(3, 36, 96)])
+        images = model.transform([torch.rand(3, 36, 96)])[0]
+        maps = model.backbone(images.tensors)
     for pool in (model.roi_heads.box_roi_pool, model.roi_heads.mask_roi_pool):
-        assert pool.scales == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
-        assert (pool.map_levels.k_min, pool.map_levels.k_max) == (1, 4)
+        assert pool.scales == [1 / stride for stride in strides]
+        assert (pool.map_levels.k_min, pool.map_levels.k_max) == (
+            strides[0].bit_length() - 1,
+            strides[-1].bit_length() - 1,
+        )
+    for level, stride in zip(maps.values(), [*strides, 2 * strides[-1]], strict=True):
+        assert [stride * size for size in level.shape[2:]] == [*images.tensors.shape[2:]]
 
 
 def test_a_detector_learns_to_find_what_it_was_shown():
@@ -161,6 +170,7 @@ def test_errors_of_the_detector_name_the_argument():
         ({"vit": small(patch_size=2)}, r"vit: expected square patches .* got \(2, 2\)"),
         ({"vit": small(patch_size=(8, 4))}, r"vit: expected square patches .* got \(8, 4\)"),
         ({"image_size": 0}, "image_size: expected an integer of at least 1, got 0"),
+        ({"finest_stride": 3}, "finest_stride: expected 2, 4 or 8, a quarter of a patch"),
     ):
         with pytest.raises(ValueError, match=message):
             tiny_detector(**{"kind": "box", **options})

@@ -23,7 +23,6 @@ from comrope.experiments.config import TIMM, Config
 from comrope.experiments.data import IGNORED, Validation
 from comrope.experiments.distributed import autocast, total
 from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import vit_of
 from comrope.experiments.start import ANGLES, OF_A_CLASSIFIER, begin_with, refuse_misfits
 from comrope.experiments.views import View
 from comrope.models import ViT
@@ -49,7 +48,7 @@ def build_detector(config: Config, vit: ViT) -> nn.Module:
     """A detector of torchvision around a ViT, as the section ``detect`` says."""
     detect, data = config.detect, config.data
     try:
-        return detector(
+        model: Any = detector(
             detect.kind,
             vit=vit,
             num_classes=1 + data.num_classes,  # torchvision counts the background
@@ -57,9 +56,9 @@ def build_detector(config: Config, vit: ViT) -> nn.Module:
             scale=detect.scale,
             image_size=detect.image_size,
             anchor_sizes=detect.anchors,
+            finest_stride=detect.finest_stride,
             out_channels=detect.out_channels,
             head_channels=detect.head_channels,
-            size_divisible=_square(vit, detect.image_size),
             image_mean=data.mean,
             image_std=data.std,
             rpn_pre_nms_top_n_train=2 * detect.proposals,
@@ -71,11 +70,12 @@ def build_detector(config: Config, vit: ViT) -> nn.Module:
         )
     except ValueError as error:
         raise UserError(f"model: {error}") from None
+    model.transform.size_divisible = _square(model.backbone.coarsest_stride, detect.image_size)
+    return model
 
 
-def _square(vit: ViT, size: int) -> int:
+def _square(stride: int, size: int) -> int:
     """The side of the padded square: a multiple of the coarsest stride that ``size`` fits in."""
-    stride = 4 * vit.patches.patch_size[0]
     return -(-size // stride) * stride
 
 
@@ -169,7 +169,7 @@ def _seen_at(model: Any, size: int) -> Iterator[None]:
     transform = model.transform
     before = transform.min_size, transform.max_size, transform.size_divisible
     transform.min_size, transform.max_size = (size,), size
-    transform.size_divisible = _square(vit_of(model), size)
+    transform.size_divisible = _square(model.backbone.coarsest_stride, size)
     try:
         yield
     finally:

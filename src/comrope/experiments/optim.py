@@ -16,6 +16,7 @@ __all__ = ["Soften", "create_optimizer", "create_schedule", "parameter_groups"]
 
 
 BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+FUSED = ("adam", "adamw")  # those of torch that are one launch a group
 BEFORE = re.compile(r"(?:^|\.)(?:patches|patch_embed|ape|pos_embed|cls_token|reg_token)\b")
 SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the step alone
 
@@ -56,6 +57,9 @@ def create_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     from timm.optim import create_optimizer_v2
 
     optim = config.optim
+    # One launch a group: with a group for every layer, others keep the CPU busier than the GPU.
+    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+    options: dict[str, Any] = {"fused": True} if on_gpu and optim.name in FUSED else {}
     try:
         return create_optimizer_v2(
             parameter_groups(config, model),
@@ -63,6 +67,7 @@ def create_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             lr=optim.lr,
             weight_decay=optim.weight_decay,
             betas=optim.betas,
+            **options,
         )
     except (ValueError, AssertionError) as error:
         raise UserError(f"optim.name: {error}, got {optim.name!r}") from None

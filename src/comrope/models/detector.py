@@ -30,10 +30,12 @@ BOX_GRID, MASK_GRID = 7, 14  # samples along a side of what heads see of a box
 class _Features(nn.Module):
     """Backbone and pyramid, as torchvision wants them."""
 
-    def __init__(self, backbone: PlainBackbone, pyramid: SimplePyramid) -> None:
+    def __init__(
+        self, backbone: PlainBackbone, pyramid: SimplePyramid, coarsest_stride: int
+    ) -> None:
         super().__init__()
         self.plain, self.pyramid = backbone, pyramid
-        self.out_channels = pyramid.out_channels
+        self.out_channels, self.coarsest_stride = pyramid.out_channels, coarsest_stride
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
         """Maps in float32: anchors take their dtype, and bfloat16 knows no odd pixel above 256."""
@@ -82,6 +84,7 @@ def detector(
     scale: str = "relative",
     image_size: int = 1024,
     anchor_sizes: Iterable[float] = ANCHOR_SIZES,
+    finest_stride: int | None = None,
     out_channels: int = 256,
     head_channels: int = 1024,
     **options: Any,
@@ -95,6 +98,8 @@ def detector(
             is the background.
         image_size: The longer side that images are resized to, whatever size they come in.
         anchor_sizes: Of anchors, in pixels of the resized image, one a level of the pyramid.
+        finest_stride: Pixels from one feature to the next in the finest level: a quarter of a patch
+            by default, or half of one, or a whole. Each level has twice that of the one before.
         out_channels: Of every level of the pyramid.
         head_channels: Of the box head.
         options: What torchvision's class takes besides, such as ``min_size`` and ``max_size`` in
@@ -109,20 +114,27 @@ def detector(
         raise ValueError(
             f"vit: expected square patches of a multiple of 4 pixels, got {vit.patches.patch_size}"
         )
+    finest = patch // 4 if finest_stride is None else finest_stride
+    if finest not in (patch // 4, patch // 2, patch):
+        raise ValueError(
+            f"finest_stride: expected {patch // 4}, {patch // 2} or {patch}, a quarter of a patch, "
+            f"half of one or a whole, got {finest_stride!r}"
+        )
     sizes = tuple((int(size),) for size in anchor_sizes)
     if len(sizes) != len(LEVELS) + 1:
         raise ValueError(f"anchor_sizes: expected {len(LEVELS) + 1}, one a level, got {len(sizes)}")
     defaults: dict[str, Any] = {
         "min_size": image_size,
         "max_size": image_size,
-        "size_divisible": 4 * patch,  # the coarsest stride: all levels fit the image exactly
+        "size_divisible": 16 * finest,  # the coarsest stride: all levels fit the image exactly
         "rpn_anchor_generator": AnchorGenerator(sizes, (ANCHOR_RATIOS,) * len(sizes)),
-        "box_roi_pool": _roi_pool(patch, BOX_GRID),
+        "box_roi_pool": _roi_pool(finest, BOX_GRID),
     }
     if kind == "mask":
-        defaults["mask_roi_pool"] = _roi_pool(patch, MASK_GRID)
+        defaults["mask_roi_pool"] = _roi_pool(finest, MASK_GRID)
     backbone = PlainBackbone(vit, window=window, global_blocks=global_blocks, scale=scale)
-    features = _Features(backbone, SimplePyramid(backbone.out_channels, out_channels))
+    pyramid = SimplePyramid(backbone.out_channels, out_channels, finest=patch // finest)
+    features = _Features(backbone, pyramid, coarsest_stride=16 * finest)
     build: Any = detection.MaskRCNN if kind == "mask" else detection.FasterRCNN
     model = build(features, num_classes, **{**defaults, **options})
     return _adapted(model, num_classes, out_channels, head_channels)
@@ -146,14 +158,14 @@ def _adapted(model: Any, num_classes: int, out_channels: int, head_channels: int
     return model
 
 
-def _roi_pool(patch: int, output_size: int) -> nn.Module:
+def _roi_pool(finest: int, output_size: int) -> nn.Module:
     """RoI pooling over the levels that knows their strides.
 
     By itself it would guess them at the first call, and wrongly from images that padding makes much
     larger.
     """
     pool = poolers.MultiScaleRoIAlign(list(LEVELS), output_size, sampling_ratio=2)
-    pool.scales = [1 / (patch / 4 * 2**level) for level in range(len(LEVELS))]
-    finest = round(math.log2(patch / 4))
-    pool.map_levels = poolers.initLevelMapper(finest, finest + len(LEVELS) - 1)
+    pool.scales = [1 / (finest * 2**level) for level in range(len(LEVELS))]
+    first = round(math.log2(finest))
+    pool.map_levels = poolers.initLevelMapper(first, first + len(LEVELS) - 1)
     return pool

@@ -13,21 +13,27 @@ from comrope import checks
 
 __all__ = ["LEVELS", "SimplePyramid", "windowed_attention"]
 
-LEVELS = ("0", "1", "2", "3")  # of strides p / 4, p / 2, p and 2 p; "pool" is 4 p
+LEVELS = ("0", "1", "2", "3")  # each of twice the stride of the one before; "pool" is the fifth
+FINEST = (4, 2, 1)  # how much larger than the map of the backbone the first may be
 
 
 class SimplePyramid(nn.Module):
     """A map (B, in_channels, H, W) of stride p to maps of strides p / 4, p / 2, p, 2 p and 4 p.
 
     They are named "0" to "3" and "pool", as the detectors of torchvision want them, and have
-    ``out_channels`` each. Odd sizes are halved downwards in "3" and upwards in "pool": for exact
-    strides H and W are multiples of four.
+    ``out_channels`` each. ``finest`` 2 or 1 begins at p / 2 or p instead, for small patches, where
+    p / 4 would cost much and show little. Odd sizes are halved downwards, and upwards in "pool":
+    for exact strides H and W are multiples of 4, 8 or 16.
     """
 
-    def __init__(self, in_channels: int, out_channels: int = 256) -> None:
+    def __init__(self, in_channels: int, out_channels: int = 256, *, finest: int = 4) -> None:
         super().__init__()
         width = checks.integer("in_channels", in_channels, 4)
         self.out_channels = checks.integer("out_channels", out_channels, 1)
+        if finest not in FINEST:
+            raise ValueError(f"finest: expected one of 4, 2, 1, got {finest!r}")
+        first = FINEST.index(finest)
+        self.least = 2 ** (first + 1)  # patches that the coarsest but one makes one of
         half, quarter = width // 2, width // 4
         resized: list[tuple[list[nn.Module], int]] = [
             (
@@ -37,17 +43,23 @@ class SimplePyramid(nn.Module):
             ([_doubled(width, half)], half),
             ([], width),
             ([nn.MaxPool2d(2)], width),
+            ([nn.MaxPool2d(4)], width),
+            ([nn.MaxPool2d(8)], width),
         ]
+        chosen = resized[first : first + len(LEVELS)]
         self.levels = nn.ModuleDict(
             {
                 name: nn.Sequential(*resize, *_mixed(channels, self.out_channels))
-                for name, (resize, channels) in zip(LEVELS, resized, strict=True)
+                for name, (resize, channels) in zip(LEVELS, chosen, strict=True)
             }
         )
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
-        if min(x.shape[-2:]) < 2:  # there would be nothing left at stride 2 p
-            raise ValueError(f"x: expected a map of at least 2 x 2 patches, got {tuple(x.shape)}")
+        if min(x.shape[-2:]) < self.least:  # there would be nothing left of it
+            raise ValueError(
+                f"x: expected a map of at least {self.least} x {self.least} patches, "
+                f"got {tuple(x.shape)}"
+            )
         maps = OrderedDict((name, level(x)) for name, level in self.levels.items())
         maps["pool"] = nn.functional.max_pool2d(maps["3"], kernel_size=1, stride=2)
         return maps
