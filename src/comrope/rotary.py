@@ -30,8 +30,11 @@ class RotaryEmbedding(nn.Module):
         block_size: Size of the rotated blocks, a divisor of ``head_dim``.
         init: ``"normal"``, the method's ordinary start, random with frequencies of about 1.4
             (blocks of two) to 5.5 (sixteen) radians per unit, so for positions in about [0, 1];
-            ``"zeros"``, no rotation at all, so standard attention; ``"rope"``, vanilla RoPE.
-        base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and ``init="rope"``.
+            ``"zeros"``, no rotation at all, so standard attention; ``"rope"``, vanilla RoPE;
+            ``"turned"``, vanilla RoPE with the axes turned at random, head by head, so that phases
+            grow in all directions (on two axes the start of RoPE-Mixed's authors, with base 10).
+        base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and the inits ``"rope"``
+            and ``"turned"``.
         position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
             default. They are made for positions that count patches: for positions in [0, 1] give
             the grid of the training resolution.

@@ -15,6 +15,7 @@ from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.errors import UserError
 from comrope.experiments.logs import say
 from comrope.integrations import swap
+from comrope.methods import has_vanilla_frequencies
 
 __all__ = ["Adopted", "adopt", "pretrained_weights"]
 
@@ -80,7 +81,7 @@ def adopt(config: Config) -> Adopted:
     adopted = Adopted(_create(config, model.name.removeprefix(TIMM)))
     if model.position == "ape":
         return adopted
-    vanilla = model.position == "rope" or model.init == "rope"
+    vanilla = has_vanilla_frequencies(model.position, model.init)
     in_patches = vanilla and model.rope_units == "patch"
     try:
         swap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from comrope import checks
-from comrope.methods.base import INITS, Method, joint_angles
+from comrope.methods.base import INITS, Method, has_vanilla_frequencies, joint_angles
 from comrope.methods.comrope_ap import ComRoPEAP
 from comrope.methods.comrope_ld import ComRoPELD
 from comrope.methods.comrope_torus import ComRoPETorus
@@ -13,7 +13,14 @@ from comrope.methods.liere import LieRE
 from comrope.methods.rope import RoPE
 from comrope.methods.rope_mixed import RoPEMixed
 
-__all__ = ["INITS", "METHODS", "Method", "create_method", "joint_angles"]
+__all__ = [
+    "INITS",
+    "METHODS",
+    "Method",
+    "create_method",
+    "has_vanilla_frequencies",
+    "joint_angles",
+]
 
 _CLASSES: dict[str, type[Method]] = {
     cls.name: cls for cls in (RoPE, RoPEMixed, LieRE, ComRoPEAP, ComRoPELD, ComRoPETorus)

@@ -12,9 +12,17 @@ from comrope import checks
 from comrope.angles import Angles, plane_generators
 from comrope.precision import numbers_like
 
-__all__ = ["INITS", "Method", "axis_of_block", "joint_angles", "rope_frequencies", "skew_part"]
+__all__ = [
+    "INITS",
+    "Method",
+    "axis_of_block",
+    "has_vanilla_frequencies",
+    "joint_angles",
+    "rope_frequencies",
+    "skew_part",
+]
 
-INITS = ("normal", "zeros", "rope")
+INITS = ("normal", "zeros", "rope", "turned")
 AXIS_ORDERS = ("alternating", "contiguous")
 
 
@@ -55,7 +63,7 @@ class Method(nn.Module):
         self.init = checks.one_of("init", init, INITS)
         self.axis_order = checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
-        self.is_vanilla = self.name == "rope" or init == "rope"
+        self.is_vanilla = has_vanilla_frequencies(self.name, init)
         self._check_blocks()
         self._set_vanilla(base, position_scale, frequencies)
         for name, shape in self.shapes().items():
@@ -101,6 +109,26 @@ class Method(nn.Module):
             device=like.device,
         )
 
+    def turned_rope(self, like: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+        """Vanilla RoPE with the axes turned at random, head by head: the direction (N, H, m) that
+        the phases of a block grow along, and how fast they do, (m, f).
+        """
+        sizes = (self.num_axes, self.num_blocks, self.block_size)
+        options: Any = {"axis_order": self.axis_order, "device": like.device}
+        one, given = (1.0,) * self.num_axes, self.given_frequencies
+        speeds = rope_frequencies(
+            *sizes, base=self.base, given=given, position_scale=one, **options
+        ).sum(0)
+        random = torch.randn(
+            num_heads, self.num_axes, self.num_axes, device=like.device, dtype=torch.float64
+        )
+        frame = torch.linalg.qr(random).Q  # columns are the turned axes
+        signs = torch.randint(2, (num_heads, 1, self.num_axes), device=like.device)
+        frame = frame * (1 - 2 * signs)  # of QR they are not random
+        own = self.axis_of_block(like.device).double()
+        scale = numbers_like(self.position_scale, own)
+        return scale[:, None, None] * torch.einsum("hij,jm->ihm", frame, own), speeds
+
     def axis_of_block(self, device: torch.device) -> Tensor:
         """(N, m), 1 where block j turns with axis i, in the methods where each has one axis."""
         return axis_of_block(self.num_axes, self.num_blocks, self.axis_order, device)
@@ -126,10 +154,15 @@ class Method(nn.Module):
 
     def _check_blocks(self) -> None:
         dim, size, axes = self.head_dim, self.block_size, self.num_axes
+        if self.init == "turned" and self.axis_partitioned:
+            raise ValueError(
+                f"init: 'turned' turns the axes, and each block of method {self.name!r} keeps to "
+                "one; expected normal, zeros or rope"
+            )
         if dim % size:
             raise ValueError(f"block_size: expected a divisor of head_dim {dim}, got {size}")
         if (self.axis_partitioned or self.is_vanilla) and self.num_blocks % axes:
-            reason = f"method {self.name!r}" if self.axis_partitioned else "init 'rope'"
+            reason = f"method {self.name!r}" if self.axis_partitioned else f"init {self.init!r}"
             raise ValueError(
                 f"head_dim: {reason} shares the blocks of a head out to the axes, so head_dim / "
                 f"block_size must be a multiple of num_axes {axes}; got {dim} / {size} = "
@@ -147,9 +180,9 @@ class Method(nn.Module):
         for label, value in given.items():
             if value is not None and not self.is_vanilla:
                 raise ValueError(
-                    f"{label}: expected None, since only method 'rope' and init 'rope' have "
-                    f"vanilla RoPE's frequencies, got {value!r}; other starts want positions in "
-                    "about [0, 1] (comrope.grid, comrope.relative)"
+                    f"{label}: expected None, since only method 'rope', init 'rope' and init "
+                    f"'turned' have vanilla RoPE's frequencies, got {value!r}; other starts want "
+                    "positions in about [0, 1] (comrope.grid, comrope.relative)"
                 )
         self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
@@ -200,6 +233,11 @@ def _joins(first: Method, method: Method) -> bool:
         if mine.dtype != other.dtype or mine.requires_grad != other.requires_grad:
             return False
     return places[0] == places[1]
+
+
+def has_vanilla_frequencies(method: str, init: str) -> bool:
+    """Whether an encoding starts from vanilla RoPE's, which count patches or tokens."""
+    return method == "rope" or init in ("rope", "turned")
 
 
 def skew_part(matrix: Tensor) -> Tensor:

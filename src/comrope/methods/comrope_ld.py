@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from comrope.angles import Line
+from comrope.angles import Line, plane_generators
 from comrope.methods.base import Method, skew_part
 from comrope.precision import widen
 
@@ -38,6 +38,11 @@ class ComRoPELD(Method):
         if self.init == "rope":
             self.P.copy_(self.rope_generators(self.P).sum(0))
             self.theta.copy_(self.axis_of_block(self.P.device)[:, None])
+            return
+        if self.init == "turned":
+            direction, speeds = self.turned_rope(self.P, self.theta.shape[1])
+            self.P.copy_(0.5 * plane_generators(speeds, self.block_size))
+            self.theta.copy_(direction)
             return
         if self.init == "normal":
             self.P.normal_()

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from comrope.angles import Free, Line
+from comrope.angles import Free, Line, plane_generators
 from comrope.methods.base import Method, skew_part
 from comrope.precision import widen
 
@@ -31,6 +31,10 @@ class LieRE(Method):
             self.P.normal_()
         elif self.init == "zeros":
             self.P.zero_()
+        elif self.init == "turned":  # a start from which they commute
+            direction, speeds = self.turned_rope(self.P, self.num_heads)
+            generators = 0.5 * plane_generators(speeds, self.block_size)
+            self.P.copy_(direction[..., None, None] * generators)
         else:
             self.P.copy_(self.rope_generators(self.P)[:, None])
 

@@ -29,6 +29,9 @@ class RoPEMixed(Method):
             self.frequencies.normal_(std=2**0.5)
         elif self.init == "zeros":
             self.frequencies.zero_()
+        elif self.init == "turned":
+            direction, speeds = self.turned_rope(self.frequencies, self.num_heads)
+            self.frequencies.copy_(direction[..., None] * speeds)
         else:
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
 

@@ -17,7 +17,7 @@ from comrope import checks
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
-from comrope.methods import METHODS, joint_angles
+from comrope.methods import METHODS, has_vanilla_frequencies, joint_angles
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.models.saving import Pretrained
@@ -45,9 +45,9 @@ class ViT(Pretrained):
         ape: Absolute positions beside the rotation of a method: what a model that was trained with
             them keeps when it is fine-tuned with rotations.
         block_size, init: As ``RotaryEmbedding`` takes them.
-        rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and ``init="rope"``:
-            ``"patch"``, patches of the training grid, the way RoPE is used; ``"relative"``, the
-            paper read literally, the whole image being less than one radian.
+        rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and the inits that
+            have them: ``"patch"``, patches of the training grid, the way RoPE is used;
+            ``"relative"``, the paper read literally, the whole image being less than one radian.
         base: Vanilla RoPE's base, 10000 by default.
         axis_scale: What the coordinates of each axis are multiplied with, before anything sees
             them, noise included; by default one. Zero leaves an axis out: (0, 1, 1) is a clip whose
@@ -129,8 +129,7 @@ class ViT(Pretrained):
                         f"options; got init={init!r}, base={base!r}, {rotary_options}"
                     )
                 return None
-            vanilla = position == "rope" or init == "rope"
-            in_patches = vanilla and rope_units == "patch"
+            in_patches = has_vanilla_frequencies(position, init) and rope_units == "patch"
             return RotaryEmbedding(
                 position,
                 num_heads=num_heads,
