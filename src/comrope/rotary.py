@@ -173,8 +173,12 @@ class RotaryEmbedding(nn.Module):
                 f"qkv: expected shape (B, T, heads, D) with the heads of q, k and v, at least "
                 f"{3 * heads}, got {tuple(qkv.shape)}"
             )
-        q, k = qkv[:, :, : -2 * heads], qkv[:, :, -2 * heads : -heads]
-        self._check(q.transpose(1, 2), k.transpose(1, 2), positions, prefix)
+        batch, tokens, all_heads, dim = qkv.shape  # (cutting it up to look at the parts takes time)
+        of_k = torch.Size((batch, heads, tokens, dim))
+        of_q = torch.Size((batch, all_heads - 2 * heads, tokens, dim))
+        self._check_vectors("qkv", of_q, qkv.dtype)
+        self._check_pair(of_q, of_k)
+        self._check_places(of_q, positions, prefix)
         return ops.rotate_packed(
             qkv,
             positions,
@@ -244,28 +248,36 @@ class RotaryEmbedding(nn.Module):
         )
 
     def _check(self, q: Tensor, k: Tensor, positions: Tensor, prefix: int) -> None:
-        heads, dim = self.method.num_heads, self.method.head_dim
         for label, x in (("q", q), ("k", k)):
             if not isinstance(x, Tensor):
                 raise TypeError(f"{label}: expected a tensor, got {type(x).__name__}")
             if x.ndim != 4:
                 raise ValueError(f"{label}: expected shape (B, H, T, D), got {tuple(x.shape)}")
-            if not x.dtype.is_floating_point:
-                raise ValueError(f"{label}: expected a floating dtype, got {x.dtype}")
-            if x.shape[-1] != dim:
-                raise ValueError(f"{label}: expected head_dim {dim}, got {x.shape[-1]}")
-        if k.shape[1] != heads:
+            self._check_vectors(label, x.shape, x.dtype)
+        self._check_pair(q.shape, k.shape)
+        self._check_places(q.shape, positions, prefix)
+
+    def _check_vectors(self, label: str, shape: torch.Size, dtype: torch.dtype) -> None:
+        if not dtype.is_floating_point:
+            raise ValueError(f"{label}: expected a floating dtype, got {dtype}")
+        if shape[-1] != self.method.head_dim:
+            raise ValueError(f"{label}: expected head_dim {self.method.head_dim}, got {shape[-1]}")
+
+    def _check_pair(self, q: torch.Size, k: torch.Size) -> None:
+        heads = self.method.num_heads
+        if k[1] != heads:
             raise ValueError(
                 f"k: expected num_heads {heads} heads (those of the keys) in shape (B, H, T, D), "
-                f"got {k.shape[1]}"
+                f"got {k[1]}"
             )
-        if q.shape[1] == 0 or q.shape[1] % heads:
-            raise ValueError(f"q: expected a multiple of {heads} heads, got {q.shape[1]}")
-        if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-            raise ValueError(
-                f"k: expected the batch and length of q {tuple(q.shape)}, got {tuple(k.shape)}"
-            )
-        tokens = q.shape[2]
+        if q[1] == 0 or q[1] % heads:
+            raise ValueError(f"q: expected a multiple of {heads} heads, got {q[1]}")
+        if q[0] != k[0] or q[2] != k[2]:
+            raise ValueError(f"k: expected the batch and length of q {tuple(q)}, got {tuple(k)}")
+
+    def _check_places(self, q: torch.Size, positions: Tensor, prefix: int) -> None:
+        """Of the tokens of q (B, H, T, D)."""
+        tokens = q[2]
         if not isinstance(prefix, int) or not 0 <= prefix <= tokens:
             raise ValueError(
                 f"num_prefix_tokens: expected 0 to {tokens}, the tokens of q, got {prefix}"
@@ -280,9 +292,9 @@ class RotaryEmbedding(nn.Module):
                 " (class token? see with_class_token, num_prefix_tokens)" if rows < tokens else ""
             )
             raise ValueError(f"positions: expected {wanted}{after}, got {rows}{hint}")
-        if positions.ndim == 3 and positions.shape[0] not in (1, q.shape[0]):
+        if positions.ndim == 3 and positions.shape[0] not in (1, q[0]):
             raise ValueError(
-                f"positions: expected the batch size of q, {q.shape[0]}, got {positions.shape[0]}"
+                f"positions: expected the batch size of q, {q[0]}, got {positions.shape[0]}"
             )
 
     def _check_axes(self, positions: Tensor) -> None:

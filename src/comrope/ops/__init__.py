@@ -76,15 +76,15 @@ def rotate_packed(
 
     ``in_place``: qkv is given away; where no gradient is wanted, a kernel turns q and k in it.
     """
-    q, k, v = unpack(qkv, key_heads)
     order = options.get("channel_order", "interleaved")
-    chosen = choose_backend(angles, backend, q, k, positions, order).backend
+    chosen = choose_backend(angles, backend, qkv, qkv, positions, order).backend
     if chosen == "triton":
         from comrope.ops.kernels.entry import rotate_packed_on_gpu
 
         prefix = options.get("num_prefix_tokens", 0)
         halves = order == "half"
         return rotate_packed_on_gpu(qkv, key_heads, positions, angles, prefix, halves, in_place)
+    q, k, v = unpack(qkv, key_heads)
     return *rotate(q, k, positions, angles, backend=chosen, **options), v
 
 
