@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,17 @@ def ucf(tmp_path_factory) -> Path:
     for name, text in lists.items():
         (root / "splits" / f"{name}.txt").write_text(text)
     return root
+
+
+@pytest.fixture(scope="module")
+def gesture5(tmp_path_factory) -> Path:
+    archive = Path(os.environ.get("COMROPE_DATA") or "", "gesture5.tar")
+    if not os.environ.get("COMROPE_DATA") or not archive.is_file():
+        pytest.skip("COMROPE_DATA is not set, or has no gesture5.tar")
+    out = tmp_path_factory.mktemp("gesture5")
+    with tarfile.open(archive) as tar:
+        tar.extractall(out, filter="data")
+    return out / "gesture5"
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_a_clip_reversed_is_the_clip_of_the_other_class():
 def test_the_classes_differ_in_nothing_but_order():
     """Frame by frame, regardless of order, their distributions are the same."""
     source = Moving(train=True, mode="L", clips=1000)
-    frames = np.array([[np.asarray(i) for i in source.load(k, range)[0]] for k in range(1000)])
+    frames = np.array([source.load(k, range)[0] for k in range(1000)])
     columns = frames.astype(float).mean(2)  # (clips, frames, x)
     place = (columns * np.arange(24)).sum(-1) / columns.sum(-1)  # where it is bright
     moved = place[:, -1] - place[:, 0]
@@ -112,7 +112,7 @@ def test_clips_are_balanced_reproducible_and_new_for_validation():
         assert np.array_equal(first, again.load(index, eight)[0][0])
         assert not np.array_equal(first, val.load(index, eight)[0][0])
         assert target == index % 2
-    assert train.load(3, eight)[0][0].size == (24, 24)
+    assert train.load(3, eight)[0][0].shape == (24, 24, 3)
     with pytest.raises(ValueError, match="clips: expected an even number"):
         Moving(train=True, clips=3)
     with pytest.raises(ValueError, match="direction, frames, size: expected"):

@@ -107,8 +107,8 @@ def test_every_source_can_be_sent_even_after_use(name, packed, request):
         for index in range(len(of)):
             try:
                 image, target = of.load(index, *arguments)
-                images = image if isinstance(image, list) else [image]
-                found.append([target, *[(i.mode, i.size, i.tobytes()) for i in images]])
+                images = map(np.asarray, image if isinstance(image, list) else [image])
+                found.append([target, *[(i.shape, i.tobytes()) for i in images]])
             except Exception as error:
                 found.append((of.name(index), str(error)))
         return found

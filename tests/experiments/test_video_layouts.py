@@ -139,7 +139,7 @@ def test_folders_without_lists(ucf, tmp_path):
 @pytest.mark.parametrize("name", ["ucf101", "moving"])
 def test_training_and_validation_clips(ucf, name, cache, monkeypatch):
     monkeypatch.setattr(clips, "MOVING_CLIPS", {"train": 100, "val": 50})
-    for in_chans, mode in ((1, "L"), (3, "RGB")):
+    for in_chans, channels in ((1, ()), (3, (3,))):
         data = data_of(ucf, name=name, cache=cache, in_chans=in_chans)
         train, val = open_clips(data, train=True)
         nothing, same = open_clips(data, train=False)
@@ -147,7 +147,7 @@ def test_training_and_validation_clips(ucf, name, cache, monkeypatch):
         assert len(train) > len(val) == len(same)
         for source in (train, val, same):
             images, target = source.load(len(source) - 1, eight)
-            assert {image.mode for image in images} == {mode}
+            assert {image.shape[2:] for image in images} == {channels}
             assert (len(images), target in (0, 1)) == (8, True)
 
 

@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
     said: int  # how many frames there are by the header, which may be wrong
     numbers: Sequence[int]
-    frames: dict[int, Image.Image]  # those of the numbers that are there
+    frames: dict[int, np.ndarray]  # those of the numbers that are there: bytes, (H, W[, C])
     seen: int  # how many frames there are up to the last of the numbers
 
 
@@ -73,7 +73,7 @@ class Clips(ABC):
     def read(self, index: int, choose: Choose) -> Reading:
         """The chosen of the frames that it says it has; an error of any kind if it has none."""
 
-    def load(self, index: int, choose: Choose) -> tuple[list[Image.Image], int]:
+    def load(self, index: int, choose: Choose) -> tuple[list[np.ndarray], int]:
         """The chosen frames and the class; an error of any kind if they cannot be read.
 
         A header may be wrong by a few frames. Then the choice is made again, of those there are.
@@ -120,7 +120,7 @@ class Moving(Clips):
         direction = (-1, 1)[self.target(index)]
         clip = moving_clip(derive("moving", self.part, index), direction, self.frames, self.size)
         numbers = choose(self.frames)
-        frames = {n: Image.fromarray(clip[n]).convert(self.mode) for n in numbers}
+        frames = {n: np.asarray(Image.fromarray(clip[n]).convert(self.mode)) for n in numbers}
         return Reading(self.frames, numbers, frames, self.frames)
 
 

@@ -12,10 +12,11 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from comrope.experiments.clips import Clips, frame_numbers
 from comrope.experiments.config import Config
@@ -23,7 +24,8 @@ from comrope.experiments.errors import UserError
 from comrope.experiments.loading import create_loader, end, start
 from comrope.experiments.randomness import derive, generator, seeded
 from comrope.experiments.sources import Source
-from comrope.experiments.views import View, resolution_of, usual_view
+from comrope.experiments.transforms import evaluation_transform, training_transform, whole_clip
+from comrope.experiments.views import View, usual_view
 
 __all__ = ["Batch", "Normalize", "TrainBatches", "Validation", "train_loader"]
 
@@ -45,7 +47,7 @@ class Key(NamedTuple):
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (B, C, H, W), uint8; of clips (B, C, T, H, W)
+    images: Tensor  # (B, C, H, W), uint8; of clips (B, C, T, H, W); in memory the channels are last
     targets: Tensor  # (B,)
     unreadable: list[str]  # names of images that were skipped
     fatal: str | None  # why the run must stop: raised by whoever gets it, not in a loading process
@@ -71,6 +73,8 @@ class Images(Dataset[Item]):
         # In training the next image takes the place of one that was skipped, in evaluation none.
         self.retries = RETRIES if take_next else 1
         self.blank = Image.new("L" if config.data.in_chans == 1 else "RGB", (8, 8))
+        # Only that draws from NumPy, whose state takes longer to save than to cut out an image.
+        self.numpy = config.augment.auto_augment is not None
 
     def __getitem__(self, key: Key) -> Item:
         unreadable: list[str] = []
@@ -98,14 +102,17 @@ class Images(Dataset[Item]):
         return self.source.load(index)
 
     def _augmented(self, image: Any, key: Key) -> Tensor:
+        return self._drawn(self.transform, image, key)
+
+    def _drawn(self, transform: Any, image: Any, key: Key) -> Tensor:
         """A draw of the augmentation; another one if it is none that Pillow will do.
 
         timm's posterize asks for zero bits at times, which Pillow refuses.
         """
         for attempt in range(DRAWS):
-            with seeded(self.seed, "image", key.epoch, key.place, attempt):
+            with seeded(self.seed, "image", key.epoch, key.place, attempt, numpy=self.numpy):
                 try:
-                    return torch.as_tensor(self.transform(image))
+                    return torch.as_tensor(transform(image))
                 except ValueError:
                     if attempt == DRAWS - 1:
                         raise
@@ -119,7 +126,8 @@ class Cuts(Images):
         self, source: Clips, transform: Any, config: Config, view: View, *, take_next: bool
     ) -> None:
         super().__init__(source, transform, config, take_next=take_next)  # type: ignore[arg-type]
-        self.view, self.blank = view, [self.blank] * view.frames  # type: ignore[assignment]
+        self.blank = [np.asarray(self.blank)] * view.frames  # type: ignore[assignment]
+        self.view, self.whole = view, whole_clip(transform)
         self.random = take_next and config.augment.frames == "random"
 
     def _load(self, index: int, key: Key) -> tuple[Any, int]:
@@ -132,7 +140,10 @@ class Cuts(Images):
         return self.source.load(index, choose)  # type: ignore[call-arg]
 
     def _augmented(self, image: Any, key: Key) -> Tensor:
-        return torch.stack([super(Cuts, self)._augmented(frame, key) for frame in image], 1)
+        if self.whole is not None and len({frame.shape for frame in image}) == 1:
+            return self._drawn(self.whole, image, key)
+        frames = [self._drawn(self.transform, Image.fromarray(frame), key) for frame in image]
+        return torch.stack([frame.movedim(0, -1) for frame in frames]).movedim(-1, 0)
 
 
 class TrainBatches:
@@ -185,22 +196,7 @@ def train_loader(config: Config, source: Source, batches: TrainBatches) -> DataL
         from comrope.experiments.boxes import BoxedImages
 
         return _loader(config, BoxedImages(source, config, train=True), batches)
-    from timm.data import create_transform
-
-    augment, data = config.augment, config.data
-    transform = create_transform(
-        (data.in_chans, *resolution_of(config)),
-        is_training=True,
-        use_prefetcher=True,  # leave the pixels as bytes: they are normalised on the device
-        scale=augment.scale,
-        ratio=augment.ratio,
-        hflip=augment.hflip,
-        color_jitter=augment.color_jitter,
-        auto_augment=augment.auto_augment,
-        interpolation=augment.interpolation,
-        mean=data.mean,
-        std=data.std,
-    )
+    transform = training_transform(config)
     images = _behind(source, transform, config, usual_view(config), take_next=True)
     return _loader(config, images, batches)
 
@@ -223,17 +219,7 @@ class Views(Dataset[Item]):
             from comrope.experiments.boxes import BoxedImages
 
             return BoxedImages(self.source, self.config, train=False)
-        from timm.data import create_transform
-
-        data, augment = self.config.data, self.config.augment
-        transform = create_transform(
-            (data.in_chans, view.resolution, view.resolution),
-            use_prefetcher=True,
-            interpolation=augment.interpolation.replace("random", "bicubic"),
-            mean=data.mean,
-            std=data.std,
-            crop_pct=augment.crop_pct,
-        )
+        transform = evaluation_transform(self.config, view)
         return _behind(self.source, transform, self.config, view, take_next=False)
 
 
@@ -299,13 +285,18 @@ class Normalize:
         )
 
     def __call__(self, images: Tensor) -> Tensor:
-        return (images.to(self.device, non_blocking=True).float() - self.mean) / self.std
+        images = images.to(self.device, non_blocking=True)
+        images = images.to(torch.float32, memory_format=torch.contiguous_format)
+        return (images - self.mean) / self.std
 
 
 def _collate(items: list[Item]) -> Batch:
     images, targets, unreadable, fatal = zip(*items, strict=True)
     names = [name for some in unreadable for name in some]
-    return Batch(torch.stack(images), torch.tensor(targets), names, next(filter(None, fatal), None))
+    # As pixels come, with their channels side by side in memory: to turn them round is nothing to a
+    # device. torch's own puts them where the training process can read them, without a copy.
+    pixels = default_collate([image.movedim(0, -1) for image in images]).movedim(-1, 1)
+    return Batch(pixels, torch.tensor(targets), names, next(filter(None, fatal), None))
 
 
 def _loader(config: Config, images: Any, keys: Any, *, persistent: bool = False) -> DataLoader[Any]:

@@ -38,16 +38,20 @@ def seed_everything(*parts: int | str) -> None:
 
 
 @contextlib.contextmanager
-def seeded(*parts: int | str) -> Iterator[None]:
-    """The same for a while, on the CPU; then everything is as it was."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+def seeded(*parts: int | str, numpy: bool = True) -> Iterator[None]:
+    """The same for a while, on the CPU; then everything is as it was. Saving NumPy's state is most
+    of what that costs: whoever does not draw from it may leave it out."""
+    states = random.getstate(), torch.get_rng_state()
+    theirs = np.random.get_state() if numpy else None  # noqa: NPY002
     seed = derive(*parts)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)
+    if numpy:
+        np.random.seed(seed % 2**32)  # noqa: NPY002
     try:
         yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
+        torch.set_rng_state(states[1])
+        if theirs is not None:
+            np.random.set_state(theirs)  # noqa: NPY002

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
 
 from comrope.experiments.clips import Choose, Clips, Moving, Reading, check_count
 from comrope.experiments.config import Data
@@ -59,7 +59,7 @@ class CachedVideos(Clips):
         self.source, self.classes = source, source.classes
         self.kept = Kept(len(source), self._decode, "videos")
 
-    def _decode(self, index: int) -> tuple[int, list[Image.Image]]:
+    def _decode(self, index: int) -> tuple[int, list[np.ndarray]]:
         found = self.source.read(index, range)
         return found.said, [found.frames[n] for n in range(found.seen)]
 
@@ -75,7 +75,7 @@ class CachedVideos(Clips):
     def read(self, index: int, choose: Choose) -> Reading:
         said, seen = self.kept.load(index)
         numbers = choose(said)
-        there = {n: Image.fromarray(self.kept.picture(index, n)) for n in numbers if n < seen}
+        there = {n: self.kept.picture(index, n) for n in numbers if n < seen}
         return Reading(said, numbers, there, seen)
 
 
@@ -153,21 +153,21 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _decode(path: Path, choose: Choose, mode: str) -> Reading:
     """The chosen frames: every one before the last is decoded, for seeking is not exact."""
+    cv2 = _opencv()
+    turned = {"RGB": cv2.COLOR_BGR2RGB, "L": cv2.COLOR_BGR2GRAY}[mode]
     with _opened(path) as (capture, said):
         if said < 2:  # some formats do not say
             said = _count(path)
         numbers = choose(said)
         wanted = numbers if isinstance(numbers, range) else set(numbers)
-        frames: dict[int, Image.Image] = {}
+        frames: dict[int, np.ndarray] = {}
         seen = 0
         while seen <= numbers[-1] and capture.grab():
             if seen in wanted:
                 there, pixels = capture.retrieve()  # (H, W, 3), blue first
                 if not there:
                     raise ValueError(f"frame {seen} cannot be decoded")
-                size = pixels.shape[1], pixels.shape[0]
-                image = Image.frombuffer("RGB", size, pixels, "raw", "BGR", 0, 1)
-                frames[seen] = image.convert(mode)
+                frames[seen] = cv2.cvtColor(pixels, turned)
             seen += 1
     return Reading(said, numbers, frames, seen)
 
