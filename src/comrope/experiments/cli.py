@@ -102,7 +102,8 @@ def reproduce_command(
         str,
         typer.Argument(
             help="classification, video, detection, offset, block-size, perturbation, "
-            "distribution, finetune or cost."
+            "distribution, finetune or cost, of the paper; comparison, tuning or ablation, beyond "
+            "it."
         ),
     ],
     overrides: Overrides = None,
@@ -117,14 +118,18 @@ def reproduce_command(
     out: Annotated[
         Path | None, typer.Option(help="By default out/PRESET; runs are shared by the studies.")
     ] = None,
+    gather: Annotated[
+        bool,
+        typer.Option("--gather", help="Train nothing: write down the runs that are there."),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """A table and figure of the paper: run what is missing, write down what is there."""
+    """A table and figure, of the paper or beyond: run what is missing, write down what is there."""
     from comrope.experiments.reproduce import reproduce
     from comrope.experiments.runner import relaunch_on_all_gpus
     from comrope.experiments.studies import PRESETS
 
-    if preset in PRESETS and PRESETS[preset].together and name != "cost":
+    if preset in PRESETS and PRESETS[preset].together and name != "cost" and not gather:
         relaunch_on_all_gpus(sys.argv[1:])
     reproduce(
         name,
@@ -135,6 +140,7 @@ def reproduce_command(
         methods=[m for m in methods.split(",") if m],
         overrides=overrides or [],
         per_gpu=per_gpu,
+        gather=gather,
         progress=not quiet,
     )
 

@@ -57,6 +57,7 @@ class Data:
     root: str | None = None
     train_split: str = "train"
     val_split: str = "validation"
+    holdout: float = 0.0  # share of the training images that validates, in place of val_split
     num_classes: int = 1000
     in_chans: int = 3
     frames: int = 0  # of a clip; 0 for images

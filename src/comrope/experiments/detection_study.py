@@ -17,8 +17,8 @@ from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.figures import STYLES, new_figure, save
 from comrope.experiments.folders import LOG
 from comrope.experiments.logs import read_log
+from comrope.experiments.markdown import gain, label, number, rows, spread
 from comrope.experiments.studies import LABELS
-from comrope.experiments.tables import label, number, rows, spread
 from comrope.experiments.views import usual_view
 
 __all__ = ["by_epoch", "draw_found", "figure", "table"]
@@ -61,9 +61,9 @@ def _begun(results: dict[str, Any]) -> str:
 
 
 def _figures(cells: list[dict[str, Any]], size: str, kind: str) -> str:
-    def values(cell: dict[str, Any], name: str) -> list[Any]:
-        found = [run["figures"][size] for run in cell["runs"]]
-        return [(each["masks"] if kind == "masks" else each)[name] for each in found]
+    def values(cell: dict[str, Any], name: str) -> dict[int, Any]:
+        found = {run["seed"]: run["figures"][size] for run in cell["runs"]}
+        return {s: (f["masks"] if kind == "masks" else f)[name] for s, f in found.items()}
 
     plain = next((cell for cell in cells if cell["method"] == "ape"), None)
     header = ["method", *METRICS, "over APE", "images/s in training", "peak memory, GiB"]
@@ -71,15 +71,14 @@ def _figures(cells: list[dict[str, Any]], size: str, kind: str) -> str:
     for cell in cells:
         line = [label(cell)]
         for name in METRICS:
-            some = values(cell, name)
+            some = list(values(cell, name).values())
             line.append("–" if None in some else number(spread(some), 1))
-        gain = "–"
+        over = "–"
         if plain is not None and cell is not plain:
-            pairs = zip(values(cell, "AP"), values(plain, "AP"), strict=True)
-            gain = number(spread([mine - other for mine, other in pairs]), 1)
+            over = gain(values(cell, "AP"), values(plain, "AP"), 1)
         speeds = spread([run["images_per_second"] for run in cell["runs"]])
         memory = max(run["peak_memory_gib"] or 0 for run in cell["runs"])
-        line += [gain, f"{speeds['mean']:.0f}", f"{memory:.1f}" if memory else "–"]
+        line += [over, f"{speeds['mean']:.0f}", f"{memory:.1f}" if memory else "–"]
         lines.append(line)
     return rows(header, lines)
 

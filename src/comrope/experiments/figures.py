@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from comrope.experiments.markdown import label, named
 from comrope.experiments.studies import LABELS
-from comrope.experiments.tables import label
+from comrope.experiments.tables import ELSEWHERE, made_elsewhere
 
-__all__ = ["STYLES", "draw", "histogram", "new_figure", "save"]
+__all__ = ["STYLES", "draw", "histogram", "new_figure", "resolutions", "save"]
 
 # A colour and a mark for each method, the same in every figure; told apart without colour too.
 STYLES: dict[str, dict[str, Any]] = {
@@ -57,10 +58,10 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
         "distribution": _distribution,
         "finetune": _finetune,
         "video": _video,
-        "detection": _detection,
         "cost": _cost,
     }
-    save(drawings[name](results), path)
+    drawing = made_elsewhere(name, "figure") if name in ELSEWHERE else drawings[name]
+    save(drawing(results), path)
 
 
 def histogram(elements: torch.Tensor) -> dict[str, list[float]]:
@@ -79,7 +80,7 @@ def _curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: A
         axis.fill_between(xs, means - stds, means + stds, color=style["color"], alpha=0.15, lw=0)
 
 
-def _resolutions(
+def resolutions(
     axis: Any, results: dict[str, Any], cells: list[dict[str, Any]], style_of: Callable[..., Any]
 ) -> None:
     """Accuracy against resolution, one curve a cell."""
@@ -94,7 +95,7 @@ def _resolutions(
 
 
 def _of_method(cell: dict[str, Any], _: int) -> dict[str, Any]:
-    return {**STYLES[cell["method"]], "label": LABELS[cell["method"]]}
+    return {**STYLES[cell["method"]], "label": named(cell)}
 
 
 def _classification(results: dict[str, Any]) -> Any:
@@ -102,7 +103,7 @@ def _classification(results: dict[str, Any]) -> Any:
     figure, axes = new_figure(len(sigmas) + 1)
     for axis, sigma in zip(axes[0], sigmas, strict=False):
         cells = [cell for cell in results["cells"] if cell["perturbation"] == sigma]
-        _resolutions(axis, results, cells, _of_method)
+        resolutions(axis, results, cells, _of_method)
         axis.set_title(f"ours: {results['data']}\nperturbation {sigma:g}", fontsize=10)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     paper, axis = results["paper"]["classification"], axes[0, -1]
@@ -140,7 +141,7 @@ def _video(results: dict[str, Any]) -> Any:
         untold = {"linestyle": ":", "label": label(cell), "markerfacecolor": "white"}
         return _of_method(cell, number) | (untold if cell["timeless"] else {})
 
-    _resolutions(axes[0, 0], results, cells, style)
+    resolutions(axes[0, 0], results, cells, style)
     usual, clip = str(results["trained_at"]), results["recipe"]["data"]["frames"]
     lengths = {
         "frames of a clip": {**{n: f"{n} frames" for n in results["frames"]}, clip: usual},
@@ -194,7 +195,7 @@ def _panels(results: dict[str, Any], title: str, key: str, text: str) -> Any:
             color = colormaps["viridis"](0.9 * number / max(count - 1, 1))
             return {"color": color, "marker": "osDv^"[number % 5], "label": f"{text} {cell[key]:g}"}
 
-        _resolutions(axis, results, cells, style)
+        resolutions(axis, results, cells, style)
         axis.set_title(LABELS[method], fontsize=11)
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
@@ -270,12 +271,6 @@ def _finetune(results: dict[str, Any]) -> Any:
         f"After {epochs} epochs on top of a model trained with APE{spread}", fontsize=11
     )
     return figure
-
-
-def _detection(results: dict[str, Any]) -> Any:
-    from comrope.experiments.detection_study import figure
-
-    return figure(results)
 
 
 def _cost(results: dict[str, Any]) -> Any:

@@ -28,27 +28,34 @@ def make_plan(
     data: str | None = None,
     methods: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    gather: bool = False,
 ) -> Plan:
-    """Every run of a study, those that others start from first; ``runs`` is where they will be."""
+    """Every run of a study, those that others start from first; ``runs`` is where they will be, or
+    to ``gather`` them where they are, of data that need not be there."""
     first = [text for text in overrides if study.start and text.startswith(PRETRAIN)]
     own = [text for text in overrides if text not in first]
     first = [text.removeprefix(PRETRAIN) for text in first]
+    every = study.cells(preset)
+    of_cells = {name for cell in every for name, _ in cell.fields}
     for text in (*own, *first):
-        if (field := text.partition("=")[0]) in (*OF_ROWS, *study.decides):
+        if (field := text.partition("=")[0]) in (*OF_ROWS, *study.decides, *of_cells):
             raise UserError(
                 f"{field}: is what the rows of this study differ in (--methods, --seeds)"
             )
     place = {} if data is None else {"data.root": data}
-    base = load_recipe(study.recipe(preset)).with_overrides(own).with_overrides(place)
-    known = [cell.method for cell in study.cells(preset)]
+    recipe = load_recipe(study.recipe(preset))
+    base = recipe.with_overrides(study.settings(recipe)).with_overrides(own).with_overrides(place)
+    known = [cell.method for cell in every]
     if wrong := [method for method in methods if known and method not in known]:
         wanted = ", ".join(dict.fromkeys(known))
         raise UserError(f"methods: expected some of this study's, {wanted}; got {wrong[0]!r}")
-    cells = [cell for cell in study.cells(preset) if not methods or cell.method in methods]
+    cells = [cell for cell in every if not methods or cell.method in methods]
     rows = {cell: [cell.config(base, seed) for seed in range(preset.seeds)] for cell in cells}
     if study.start is None or base.train.start_from:
         return Plan(base, rows)
     starts = _starts(study, preset, own, first, place)
+    if not gather:
+        _check_start(study, starts[0])
     for cell, configs in rows.items():
         rows[cell] = [
             config.with_overrides({"train.start_from": str(runs / run_name(start))})
@@ -65,12 +72,15 @@ def _starts(
     common = [text for text in own if _holds_for_both(text.partition("=")[0], study)]
     before = load_recipe(study.recipe_of_start(preset)).with_overrides(common)
     before = before.with_overrides({} if study.starts_elsewhere else place).with_overrides(first)
-    if study.starts_elsewhere and before.data.root is None and before.data.name != "digits":
+    return [study.start.config(before, seed) for seed in range(preset.seeds)]
+
+
+def _check_start(study: Study, start: Config) -> None:
+    if study.starts_elsewhere and start.data.root is None and start.data.name != "digits":
         raise UserError(
             f"{PRETRAIN}data.root: not given; say where the data is that the backbone is trained "
             "on, or what it starts from, train.start_from"
         )
-    return [study.start.config(before, seed) for seed in range(preset.seeds)]
 
 
 def _holds_for_both(field: str, study: Study) -> bool:

@@ -76,6 +76,7 @@ def checked(config: Config) -> Config:
             f"data.mean: expected data.in_chans {data.in_chans} values, as data.std; "
             f"got {len(data.mean)} and {len(data.std)}"
         )
+    _check_holdout(config)
     _check_clips(config)
     if config.detects:
         _check_detection(config)
@@ -86,6 +87,15 @@ def checked(config: Config) -> Config:
             f"got {parts}"
         )
     return config
+
+
+def _check_holdout(config: Config) -> None:
+    share = config.data.holdout
+    if share >= 1:
+        raise UserError(f"data.holdout: expected a share below 1, got {share:g}")
+    kind = "clips" if config.data.frames else "images with boxes" if config.detects else ""
+    if share and kind:
+        raise UserError(f"data.holdout: {kind} cannot be held out; expected 0, got {share:g}")
 
 
 def _check_clips(config: Config) -> None:

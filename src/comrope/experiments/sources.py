@@ -10,6 +10,7 @@ from PIL import Image
 
 from comrope.experiments.config import Config, Data
 from comrope.experiments.errors import UserError
+from comrope.experiments.holdout import held_out
 from comrope.experiments.loading import Kept
 from comrope.experiments.shards import Shards, split_names
 
@@ -112,22 +113,31 @@ def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, 
         from comrope.experiments.video import open_clips
 
         return open_clips(data, train=train)  # type: ignore[return-value]
+    opened: list[Source]
+    if data.holdout:
+        (whole,) = _opened(data, [data.train_split])
+        opened = [*held_out(whole, data.holdout)][0 if train else 1 :]
+    else:
+        opened = _opened(data, [data.train_split, data.val_split][0 if train else 1 :])
+    if data.cache:
+        opened = [Cached(source) for source in opened]
+    return opened[0] if train else None, opened[-1]
+
+
+def _opened(data: Data, splits: list[str]) -> list[Source]:
     mode = mode_of(data)
+    opened: list[Source]
     if data.name == "digits":
         check_classes(data, 10, "digits")
-        return Digits(train=True, mode=mode) if train else None, Digits(train=False, mode=mode)
-    splits = [data.train_split, data.val_split][0 if train else 1 :]
-    opened: list[Source]
-    if data.name == "shards":
+        opened = [Digits(train=split == data.train_split, mode=mode) for split in splits]
+    elif data.name == "shards":
         opened = [Shards(root_of(data), split, mode) for split in splits]
     else:
         opened = [Timm(dataset, mode) for dataset in _timm_sets(data, splits)]
     for split, source in zip(splits, opened, strict=True):
         if not len(source):
             raise UserError(f"data.root: split {split!r} of {data.root} has no images")
-    if data.cache:
-        opened = [Cached(source) for source in opened]
-    return opened[0] if train else None, opened[-1]
+    return opened
 
 
 def _timm_sets(data: Data, splits: list[str]) -> list[Any]:

@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+import importlib
+from collections.abc import Callable
 from typing import Any
 
+from comrope.experiments.markdown import (
+    by_resolution,
+    gain,
+    label,
+    number,
+    rows,
+    seeds_said,
+    spread,
+    usual_size,
+    validated_on,
+)
+from comrope.experiments.paired import by_seed
 from comrope.experiments.studies import LABELS
 
-__all__ = ["spread", "table", "told_apart"]
+__all__ = ["ELSEWHERE", "made_elsewhere", "rows", "table", "told_apart"]
 
 SWIPES = ("LeftSwipe", "RightSwipe")  # what only the direction of time tells apart
+# Studies whose table and figure have a file of their own, which stands on this one.
+ELSEWHERE = {
+    "detection": "detection_study",
+    "comparison": "comparison",
+    "tuning": "tuning",
+    "ablation": "ablation",
+}
+
+
+def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:
+    """The ``table`` or ``figure`` of such a study."""
+    module = importlib.import_module(f"comrope.experiments.{ELSEWHERE[name]}")
+    return getattr(module, what)
 
 
 def table(name: str, results: dict[str, Any]) -> str:
     """The whole of table.md."""
-    body = {
+    body = _body(name)(results)
+    machine = results["machine"]
+    where = f" ({results['where']} of the paper)" if results["where"] else ""
+    seeds = {"": "", "one seed": " One seed."}
+    said = seeds_said(results)
+    several = f" Mean ± standard deviation of {said}."
+    return (
+        f"# {results['title']}{where}\n\n"
+        f"Ours: {results['data']}.{seeds.get(said, several)}\n\n{body}\n"
+        f"`{results['command']}`, {machine['device']}, torch {machine['torch']}, "
+        f"{machine['date']}\n"
+    )
+
+
+def _body(name: str) -> Callable[[dict[str, Any]], str]:
+    if name in ELSEWHERE:
+        return made_elsewhere(name, "table")
+    return {
         "classification": _by_resolution,
         "block-size": _by_resolution,
         "perturbation": _by_resolution,
@@ -23,63 +65,12 @@ def table(name: str, results: dict[str, Any]) -> str:
         "distribution": _distribution,
         "finetune": _finetune,
         "video": _video,
-        "detection": _detection,
         "cost": _cost,
-    }[name](results)
-    machine = results["machine"]
-    several = f" Mean ± standard deviation of {results['seeds']} seeds."
-    seeds = "" if name == "cost" else several if results["seeds"] > 1 else " One seed."
-    return (
-        f"# {results['title']} ({results['where']} of the paper)\n\n"
-        f"Ours: {results['data']}.{seeds}\n\n{body}\n"
-        f"`{results['command']}`, {machine['device']}, torch {machine['torch']}, "
-        f"{machine['date']}\n"
-    )
-
-
-def rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    marks = ["---", *["---:"] * (len(header) - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, marks, *lines))
-
-
-def number(values: dict[str, Any], digits: int = 2) -> str:
-    """Mean, and spread if there is one."""
-    text = f"{values['mean']:.{digits}f}"
-    return text if values["std"] is None else f"{text} ± {values['std']:.{digits}f}"
-
-
-def spread(values: list[float]) -> dict[str, Any]:
-    """Mean and sample standard deviation over seeds."""
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": std, "values": values}
-
-
-def label(cell: dict[str, Any], *, settings: bool = True) -> str:
-    text = LABELS[cell["method"]]
-    if settings and cell["method"] == "liere" and cell["perturbation"]:
-        text += "" if cell["perturbation_per"] == "sample" else " (noise shared by the batch)"
-    return f"{text}, not told the time" if cell["timeless"] else text
+    }[name]
 
 
 def _by_resolution(results: dict[str, Any], study: str = "classification") -> str:
-    blocks = len({cell["block_size"] for cell in results["cells"]}) > 1
-    shared = all(c["perturbation_per"] == "batch" for c in results["cells"])
-    header = ["method", *(["block"] if blocks else []), "σ"]
-    header += [f"{r} px" for r in results["resolutions"]]
-    ours = [
-        [
-            label(cell, settings=not shared),
-            *([str(cell["block_size"])] if blocks else []),
-            f"{cell['perturbation']:g}",
-            *(number(cell["top1"][str(r)], 1) for r in results["resolutions"]),
-        ]
-        for cell in results["cells"]
-    ]
-    text = "Top-1 accuracy, %, on the validation set, by evaluation resolution.\n\n"
-    text += rows(header, ours)
-    if shared:
-        text += "\nNoise on the coordinates: one draw a step, shared by the batch.\n"
-    return text + "\n" + _paper_by_resolution(results, study)
+    return f"{by_resolution(results)}\n{_paper_by_resolution(results, study)}"
 
 
 def _video(results: dict[str, Any]) -> str:
@@ -185,9 +176,7 @@ def _distribution(results: dict[str, Any]) -> str:
 
 def _finetune(results: dict[str, Any]) -> str:
     paper, resolutions = results["paper"]["finetune"], [str(r) for r in results["resolutions"]]
-    size = str(results["trained_at"])
-    size = size if size in resolutions else resolutions[0]
-    cells = results["cells"]
+    size, cells = usual_size(results), results["cells"]
     unswapped = next((c for c in cells if c["finetuned"] and c["method"] == "ape"), None)
     starts = {"ape": "none", "rope": "vanilla RoPE's"}
     names = [label(cell) if cell["finetuned"] else "before" for cell in cells]
@@ -223,7 +212,7 @@ def _how_finetuned(results: dict[str, Any]) -> str:
         start = f"a model trained with APE for {first['train']['epochs']} epochs (*before*), and"
     other = "" if results["preset"] == "paper" else "another model and data set, "
     return (
-        f"Top-1 accuracy, %, on the validation set: of {start} after {train['epochs']} more with "
+        f"Top-1 accuracy, %, {validated_on(results)}: of {start} after {train['epochs']} more with "
         f"each method on top of its APE. Learning rate {optim['lr']:g}, of the angles "
         f"{optim['lr'] * optim['angle_lr_scale']:g}. *Over APE*: the difference from no rotation, "
         f"seed by seed. The paper's figures are of {other}{results['paper']['finetune']['data']}, "
@@ -235,14 +224,7 @@ def _gain(cell: dict[str, Any], unswapped: dict[str, Any] | None, size: str) -> 
     """Mean and spread of the difference: both of a seed start from the same weights."""
     if unswapped is None or cell is unswapped:
         return "–"
-    pairs = zip(cell["top1"][size]["values"], unswapped["top1"][size]["values"], strict=True)
-    return number(spread([mine - other for mine, other in pairs]))
-
-
-def _detection(results: dict[str, Any]) -> str:
-    from comrope.experiments.detection_study import table as six_figures
-
-    return six_figures(results)
+    return gain(by_seed(cell, [size]), by_seed(unswapped, [size]))
 
 
 def _cost(results: dict[str, Any]) -> str:

@@ -1,0 +1,113 @@
+"""Studies that the paper does not have: a comparison, the search before it, and what matters.
+
+The comparison gives every method the settings that a search found for it, with as many trials for
+each, on training images that were held out: the validation set has no part in any choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from comrope.experiments.cells import LABELS, Cell, Preset, Study, packaged
+from comrope.experiments.config import Config, load_recipe
+
+__all__ = ["OURS", "ROWS", "Ablation", "Comparison", "Tuning", "row_key"]
+
+OURS = ("comrope-ap", "comrope-ld", "comrope-torus")
+ROWS = (
+    Cell("ape"),
+    # The paper's [0, 1] coordinates, taken at their word; and RoPE the way that it is used.
+    Cell("rope", fields=(("model.rope_units", "relative"),), name="vanilla RoPE, relative units"),
+    Cell("rope", fields=(("model.rope_units", "patch"),), name="vanilla RoPE, patch units"),
+    Cell("rope-mixed"),
+    Cell("liere"),
+    *map(Cell, OURS),
+)
+CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothing to it
+HELD_OUT = 0.2
+SEEDS_OF_A_TRIAL = 2
+
+# Starts as in search.yaml; whatever a row has of others is unset.
+STARTS: dict[str, dict[str, Any]] = {
+    "starts at random": {"model.init": "normal", "model.base": None},
+    "starts as RoPE in patch units, base 100": {
+        "model.init": "rope",
+        "model.rope_units": "patch",
+        "model.base": 100.0,
+    },
+    "starts as RoPE in relative units, base 100": {
+        "model.init": "rope",
+        "model.rope_units": "relative",
+        "model.base": 100.0,
+    },
+    "starts as RoPE with turned axes, base 10": {
+        "model.init": "turned",
+        "model.rope_units": "patch",
+        "model.base": 10.0,
+    },
+}
+
+
+class Comparison(Study):
+    def seeds(self, preset: Preset) -> int:
+        return 5 if preset.recipe == "imagenette" else preset.seeds
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        rows = [_tuned(row, preset) for row in ROWS]
+        every = [replace(row, perturbation=p) for row in rows for p in preset.perturbations]
+        return [*every, _tuned(CONTROL, preset)]
+
+
+class Tuning(Study):
+    """The trials of search.yaml: shorter than the real training, and on a part of its images."""
+
+    def settings(self, recipe: Config) -> dict[str, Any]:
+        return {"data.holdout": HELD_OUT, "train.epochs": max(1, recipe.train.epochs // 2)}
+
+    def seeds(self, preset: Preset) -> int:
+        return SEEDS_OF_A_TRIAL
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        trials = packaged("search.yaml")
+        return [_with(row, trial) for row in ROWS for trial in trials[row_key(row)]]
+
+
+class Ablation(Study):
+    """Around rows of the comparison, as they are there."""
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        rows = [_tuned(row, preset) for row in ROWS if row.method in OURS[1:]]
+        return [cell for row in rows for cell in _around(row, load_recipe(self.recipe(preset)))]
+
+
+def row_key(row: Cell) -> str:
+    """What search.yaml and tuned.yaml call it."""
+    return row.name or row.method
+
+
+def _tuned(row: Cell, preset: Preset) -> Cell:
+    """With the fields that a search at this scale found, if there was one."""
+    return _with(row, packaged("tuned.yaml").get(preset.recipe, {}).get(row_key(row)) or {})
+
+
+def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:
+    return replace(row, fields=tuple({**dict(row.fields), **fields}.items()), **changes)
+
+
+def _around(row: Cell, recipe: Config) -> list[Cell]:
+    """The row, and copies with one thing changed: those that differ from it."""
+    scale = row.config(recipe, 0).optim.angle_lr_scale
+    changes: dict[str, dict[str, Any]] = {
+        "class token unrotated": {"model.class_position": "unrotated"},
+        **STARTS,
+        "noise shared by the batch": {"train.perturbation_per": "batch"},
+        "angles learn at a tenth of the rate": {"optim.angle_lr_scale": scale * 0.1},
+        "angles learn at ten times the rate": {"optim.angle_lr_scale": scale * 10},
+    }
+    name = LABELS[row.method].split(" (")[0]
+    changed = [_with(row, fields, name=f"{name}, {what}") for what, fields in changes.items()]
+    silent = replace(row, perturbation=0.0, name=f"{name}, no noise")
+    own = row.config(recipe, 0)
+    return [row, *(cell for cell in (*changed, silent) if cell.config(recipe, 0) != own)]

@@ -1,0 +1,149 @@
+"""What studies are made of: scales, rows of a table, and the folders of their runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from comrope.experiments.config import Config, decisive
+
+# What the rows of a study decide, so that a command cannot.
+OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
+# Fields that came later: unless they say something, runs from before keep their names.
+LATER = (
+    "model.ape",
+    "model.tubelet",
+    "model.axis_scale",
+    "data.frames",
+    "data.holdout",
+    "augment.frames",
+    "train.start_from",
+    "train.perturbation_axes",
+    "optim.layer_decay",
+    "detect.",
+)
+
+__all__ = ["LABELS", "OF_ROWS", "PRESETS", "Cell", "Preset", "Study", "packaged", "run_name"]
+
+LABELS = {
+    "none": "no positions",
+    "ape": "APE",
+    "rope": "vanilla RoPE",
+    "rope-mixed": "RoPE-Mixed",
+    "liere": "LieRE",
+    "comrope-ap": "ComRoPE-AP",
+    "comrope-ld": "ComRoPE-LD",
+    "comrope-torus": "comrope-torus (all commuting)",
+}
+ALL = tuple(LABELS)[1:]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A scale: the recipe that every run starts from, and how often each is repeated."""
+
+    recipe: str
+    data: str  # what to call it in a table, unless the command changes it
+    seeds: int
+    together: bool  # one run over all GPUs at a time, rather than a run on each
+    methods: tuple[str, ...] = ALL
+    perturbations: tuple[float, ...] = (1.0, 0.0)
+
+
+PRESETS = {
+    "demo": Preset(
+        "digits",
+        "scikit-learn digits, ViT-nano/2 trained at 12 px",
+        seeds=3,
+        together=False,
+        methods=("ape", "rope", "liere", "comrope-ap", "comrope-ld", "comrope-torus"),
+        perturbations=(1.0,),
+    ),
+    "small": Preset("imagenette", "Imagenette, ViT-S/8 trained at 128 px", 3, together=False),
+    "paper": Preset("imagenet", "ImageNet-1K, ViT-B/16 trained at 224 px", 1, together=True),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table: a method with its settings, over several seeds."""
+
+    method: str
+    perturbation: float = 1.0
+    block_size: int = 8
+    finetuned: bool = False  # it starts from another run
+    timeless: bool = False  # clips whose frames have no order: what must fail where order matters
+    fields: tuple[tuple[str, Any], ...] = ()  # its own, whatever the others say
+    name: str = ""  # by default its method's
+
+    def config(self, base: Config, seed: int) -> Config:
+        """What a row has in common with the others, and what is its own."""
+        fields: dict[str, Any] = {
+            "model.position": self.method,
+            "model.block_size": self.block_size,
+            "train.perturbation": self.perturbation,
+            "train.seed": seed,
+        }
+        if self.method == "liere":  # it needs an exponential for every new position
+            fields["train.perturbation_per"] = "batch"
+        if self.finetuned:
+            # Rotations on top of the absolute positions, switched off at the start: all but vanilla
+            # RoPE's, which are fixed.
+            fields["model.ape"] = self.method != "ape"
+            fields["model.init"] = "normal" if self.method in ("ape", "rope") else "zeros"
+        if self.timeless:
+            fields["model.axis_scale"] = (0.0, 1.0, 1.0)
+        return base.with_overrides(fields | dict(self.fields))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure, of the paper if it says where; without ``cells`` nothing is trained."""
+
+    title: str
+    where: str = ""
+    start: Cell | None = None  # what the other runs start from, unless train.start_from is given
+    decides: tuple[str, ...] = ()  # fields, besides those that every study decides
+    starts_elsewhere: bool = False  # what they start from was trained on other data
+
+    def recipe(self, preset: Preset) -> str:
+        return preset.recipe
+
+    def recipe_of_start(self, preset: Preset) -> str:
+        return preset.recipe
+
+    def settings(self, recipe: Config) -> dict[str, Any]:
+        """Fields that this study sets otherwise than its recipe; a command may, too."""
+        return {}
+
+    def described(self, preset: Preset) -> str:
+        return preset.data
+
+    def seeds(self, preset: Preset) -> int:
+        return preset.seeds
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        return []
+
+
+def packaged(name: str) -> Any:
+    """What is written in a YAML file that comes with comrope."""
+    return yaml.safe_load(resources.files("comrope.experiments").joinpath(name).read_text())
+
+
+def run_name(config: Config) -> str:
+    """A folder for a configuration: readable, and the same for the same configuration only."""
+    usual = decisive(Config())
+    fields = [
+        (name, value)
+        for name, value in decisive(config).items()
+        if not name.startswith(LATER) or (value or None) != (usual[name] or None)
+    ]
+    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
+    model, train = config.model, config.train
+    return f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}-{digest}"

@@ -1,0 +1,117 @@
+"""The comparison of all methods: accuracies, and differences that their intervals allow to tell."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from comrope.experiments.beyond import OURS
+from comrope.experiments.figures import STYLES, new_figure, resolutions
+from comrope.experiments.forest import Line, draw_forest
+from comrope.experiments.markdown import (
+    by_resolution,
+    counts_of_seeds,
+    fields_said,
+    interval,
+    named,
+    rows,
+    seeds_said,
+    usual_size,
+)
+from comrope.experiments.paired import Difference, compare
+
+__all__ = ["CAUTION", "Pair", "figure", "pairs", "table"]
+
+CAUTION = (
+    "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
+    "(Student's t). *Better* and *worse* are those whose interval leaves zero out; every interval "
+    "stands for itself, and of twenty without a difference one would show some.\n\n"
+)
+
+
+class Pair(NamedTuple):
+    """One of ours beside a baseline with the same noise."""
+
+    mine: dict[str, Any]
+    other: dict[str, Any]
+    trained: Difference | None  # at the training resolution
+    mean: Difference | None  # of the mean over resolutions
+
+
+def pairs(results: dict[str, Any]) -> list[Pair]:
+    every, size = [str(r) for r in results["resolutions"]], usual_size(results)
+    return [
+        Pair(mine, other, compare(mine, other, [size]), compare(mine, other, every))
+        for mine in results["cells"]
+        for other in results["cells"]
+        if mine["method"] in OURS and other["method"] not in OURS
+        # To a model without positions noise on them means nothing.
+        if other["method"] == "none" or other["perturbation"] == mine["perturbation"]
+    ]
+
+
+def table(results: dict[str, Any]) -> str:
+    text = by_resolution(results, with_mean=True)
+    own = {named(cell): cell["fields"] for cell in results["cells"] if cell["fields"]}
+    if own:
+        told = "; ".join(f"{name}: {fields_said(fields)}" for name, fields in own.items())
+        text += f"\nBesides the recipe's settings: {told}.\n"
+    found = pairs(results)
+    if not found:
+        return text
+    uneven = len(counts_of_seeds(results)) > 1
+    header = ["method", "over", "σ", *(["seeds"] if uneven else [])]
+    header += [f"{usual_size(results)} px", "", "mean over resolutions", ""]
+    lines = [
+        [
+            named(pair.mine),
+            named(pair.other),
+            f"{pair.mine['perturbation']:g}",
+            *([str(pair.mean.seeds if pair.mean else 0)] if uneven else []),
+            *interval(pair.trained),
+            *interval(pair.mean),
+        ]
+        for pair in found
+    ]
+    return f"{text}\n{CAUTION}{rows(header, lines)}"
+
+
+def figure(results: dict[str, Any]) -> Any:
+    """Accuracy against resolution, with noise and without; below it the differences."""
+    cells, found = results["cells"], pairs(results)
+    noisy = {cell["perturbation"] for cell in cells if cell["method"] != "none"}
+    sigmas = sorted(noisy or {0.0}, reverse=True)
+    drawing, axes = new_figure(len(sigmas), 2 if found else 1, width=7.2, height=5.0)
+    for column, sigma in enumerate(sigmas):
+        top = axes[0, column]
+        some = [c for c in cells if c["method"] == "none" or c["perturbation"] == sigma]
+        resolutions(top, results, some, lambda cell, _: _style(cell, cells))
+        top.set_title(f"perturbation {sigma:g}", fontsize=11)
+        top.set_ylabel("top-1 accuracy, %")
+        top.sharey(axes[0, 0])
+        if found:
+            lines = [_line(pair) for pair in found if pair.mine["perturbation"] == sigma]
+            draw_forest(axes[1, column], lines, usual_size(results))
+    drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
+    drawn = {name: line for name, line in drawn.items() if not name.startswith("_")}
+    drawing.legend(handles=[*drawn.values()], loc="outside lower center", ncols=3, frameon=False)
+    seeds, below = seeds_said(results), "; below: differences" if found else ""
+    if seeds != "one seed":
+        seeds = f"mean of {seeds}, bands: ± one standard deviation"
+        below += ", 95 % intervals" if found else ""
+    drawing.suptitle(f"{results['data']}\n{seeds}{below}", fontsize=10)
+    return drawing
+
+
+def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """A method's colour and mark; what shares them with a row before it is hollow and dashed."""
+    style = {**STYLES[cell["method"]], "label": named(cell)}
+    first = next(each for each in cells if each["method"] == cell["method"])
+    if named(first) != named(cell):
+        style |= {"linestyle": "--", "markerfacecolor": "white"}
+    return style
+
+
+def _line(pair: Pair) -> Line:
+    mine, other = (named(cell).split(" (")[0] for cell in (pair.mine, pair.other))
+    style = {**STYLES[pair.mine["method"]], "linestyle": "none"}
+    return Line(f"{mine} over {other}", style, pair.trained, pair.mean)

@@ -1,0 +1,101 @@
+"""The search before the comparison: every row's trials on held-out images, and the best of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from comrope.experiments.beyond import ROWS, row_key
+from comrope.experiments.cells import PRESETS
+from comrope.experiments.figures import STYLES, new_figure
+from comrope.experiments.markdown import (
+    fields_said,
+    label,
+    named,
+    number,
+    over_views,
+    rows,
+    seeds_said,
+    usual_size,
+    validated_on,
+)
+
+__all__ = ["best", "figure", "table"]
+
+OF_ROWS = {row_key(row): dict(row.fields) for row in ROWS}  # what is no matter of a trial
+
+
+def best(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields that tuned.yaml should have of every row."""
+    return {key: _trial(_winner(results, trials)) for key, trials in _by_row(results).items()}
+
+
+def table(results: dict[str, Any]) -> str:
+    size, every = usual_size(results), [str(r) for r in results["resolutions"]]
+    lines = []
+    for trials in _by_row(results).values():
+        winner = _winner(results, trials)
+        for cell in trials:
+            mean = number(over_views(cell, every), 1)
+            lines.append(
+                [
+                    label(cell, settings=False),
+                    fields_said(_trial(cell)),
+                    str(len(cell["runs"])),
+                    number(cell["top1"][size], 1),
+                    f"**{mean}**" if cell is winner else mean,
+                ]
+            )
+    epochs = results["recipe"]["train"]["epochs"]
+    found = yaml.safe_dump({PRESETS[results["preset"]].recipe: best(results)}, sort_keys=False)
+    header = ["method", "trial", "seeds", f"{size} px", "mean over resolutions"]
+    return (
+        f"Top-1 accuracy, %, {validated_on(results)}, after {epochs} epochs. Bold: the best of a "
+        "method, by the mean over resolutions; a trial that lacks seeds that others have is not "
+        f"chosen.\n\n{rows(header, lines)}\nThe best, as `tuned.yaml` has them:\n\n"
+        f"```yaml\n{found}```\n"
+    )
+
+
+def figure(results: dict[str, Any]) -> Any:
+    """The mean over resolutions, a line a method, a mark a trial."""
+    every, of_rows = [str(r) for r in results["resolutions"]], _by_row(results)
+    drawing, axes = new_figure(1, width=7.6, height=4.4)
+    axis = axes[0, 0]
+    for row, trials in enumerate(of_rows.values()):
+        winner = _winner(results, trials)
+        for cell in trials:
+            style = dict(STYLES[cell["method"]])
+            if cell is not winner:
+                style |= {"alpha": 0.45}
+            axis.plot(over_views(cell, every)["mean"], row, linestyle="none", ms=8, **style)
+    names = [named(trials[0]).split(" (")[0] for trials in of_rows.values()]
+    axis.set_yticks(range(len(names)), names)
+    axis.set(xlabel="top-1 accuracy on held-out images, %, mean over resolutions")
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(alpha=0.25)
+    axis.set_title(
+        f"{results['data']} (mean of {seeds_said(results)}; pale: not the best)", fontsize=10
+    )
+    return drawing
+
+
+def _by_row(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for cell in results["cells"]:
+        found.setdefault(cell["name"] or cell["method"], []).append(cell)
+    return found
+
+
+def _winner(results: dict[str, Any], trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """By the mean over resolutions; the first of those that are equal."""
+    every, seeds = [str(r) for r in results["resolutions"]], max(len(c["runs"]) for c in trials)
+    whole = [cell for cell in trials if len(cell["runs"]) == seeds]
+    return max(whole, key=lambda cell: over_views(cell, every)["mean"])
+
+
+def _trial(cell: dict[str, Any]) -> dict[str, Any]:
+    """Its fields, but for those that its row has anyway."""
+    own = OF_ROWS.get(cell["name"] or cell["method"], {})
+    return {name: value for name, value in cell["fields"].items() if name not in own}

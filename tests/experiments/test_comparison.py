@@ -1,0 +1,197 @@
+"""The comparison of position encodings: its rows, its runs, and what its table dares to say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from comrope.experiments import beyond, runner
+from comrope.experiments.comparison import figure, pairs, table
+from comrope.experiments.config import decisive, load_recipe
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import build_model
+from comrope.experiments.figures import save
+from comrope.experiments.plan import make_plan
+from comrope.experiments.reproduce import reproduce
+from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
+from experiments.results import cell_of, results_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+STUDY = STUDIES["comparison"]
+
+
+def test_the_rows_and_their_seeds():
+    rows = [(c.method, c.name, c.perturbation) for c in STUDY.cells(PRESETS["small"])]
+    assert rows == [
+        *((m, n, p) for m, n in [
+            ("ape", ""),
+            ("rope", "vanilla RoPE, relative units"),
+            ("rope", "vanilla RoPE, patch units"),
+            ("rope-mixed", ""),
+            ("liere", ""),
+            ("comrope-ap", ""),
+            ("comrope-ld", ""),
+            ("comrope-torus", ""),
+        ] for p in (1.0, 0.0)),
+        ("none", "", 0.0),
+    ]  # fmt: skip
+    assert [STUDY.seeds(PRESETS[name]) for name in ("demo", "small", "paper")] == [3, 5, 1]
+    units = {
+        c.name: c.config(load_recipe("imagenette"), 0).model.rope_units
+        for c in STUDY.cells(PRESETS["small"])
+        if c.method == "rope"
+    }
+    assert units == {
+        "vanilla RoPE, relative units": "relative",
+        "vanilla RoPE, patch units": "patch",
+    }
+
+
+def test_the_fields_of_a_row_come_last_and_a_command_cannot_set_them(tmp_path):
+    fields = (("train.perturbation_per", "sample"), ("optim.lr", 0.5))
+    config = Cell("liere", fields=fields).config(load_recipe("imagenette"), 3)
+    assert (config.train.perturbation_per, config.optim.lr, config.train.seed) == ("sample", 0.5, 3)
+    with pytest.raises(UserError, match=r"model.rope_units: is what the rows of this study differ"):
+        make_plan(STUDY, PRESETS["demo"], tmp_path, overrides=["model.rope_units=patch"])
+
+
+def test_every_row_gets_what_a_search_found_for_it(monkeypatch):
+    found = {"imagenette": {"vanilla RoPE, patch units": {"model.base": 100}, "none": None}}
+    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": found}.__getitem__)
+    for preset, wanted in (("small", 100), ("demo", None)):
+        for cell in STUDY.cells(PRESETS[preset]):
+            config = cell.config(load_recipe(PRESETS[preset].recipe), 0)
+            assert config.model.base == (wanted if "patch" in cell.name else None)
+
+
+def test_what_was_found_is_of_rows_that_are_there_and_can_be_built():
+    rows = {beyond.row_key(row) for row in (*beyond.ROWS, beyond.CONTROL)}
+    for recipe, found in beyond.packaged("tuned.yaml").items():
+        assert set(found) <= rows
+        (preset,) = (p for p in PRESETS.values() if p.recipe == recipe)
+        small = load_recipe("digits").with_overrides({"model.name": "vit_nano_patch4_12"})
+        for cell in STUDY.cells(preset):
+            build_model(cell.config(small, 0))
+
+
+def test_rows_without_fields_of_their_own_share_the_runs_of_other_studies():
+    base = load_recipe("imagenette")
+    names = {
+        study: {run_name(cell.config(base, 0)) for cell in STUDIES[study].cells(PRESETS["small"])}
+        for study in ("classification", "comparison", "ablation")
+    }
+    untuned = {
+        run_name(cell.config(base, 0))
+        for cell in STUDY.cells(PRESETS["small"])
+        if not cell.fields and cell.method != "none"
+    }
+    assert untuned <= names["classification"]
+    assert len(names["ablation"] & names["comparison"]) == 4  # as they are, with noise and without
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """All rows, a step each, in this process."""
+    out = tmp_path_factory.mktemp("comparison")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)])
+        results = reproduce(
+            "comparison",
+            out=out,
+            seeds=2,
+            overrides=("model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=720",
+                       "evaluate.resolutions=8,12"),
+            progress=False,
+        )  # fmt: skip
+    (folder,) = out.glob("comparison-*")
+    return results, folder
+
+
+def test_the_demo_writes_results_table_and_figure(demo):
+    results, folder = demo
+    written = json.loads((folder / "results.json").read_text())
+    cells = {(cell["method"], cell["name"]): cell["fields"] for cell in written["cells"]}
+    assert len(cells) == 9
+    assert cells["rope", "vanilla RoPE, relative units"] == {"model.rope_units": "relative"}
+    assert cells["comrope-ld", ""] == {}
+    text = (folder / "table.md").read_text()
+    assert text.startswith("# Position encodings compared\n")
+    assert "of the paper" not in text
+    assert "| vanilla RoPE, patch units | 1 |" in text
+    differences = re.findall(r"\| ([^|]+) \| ([^|]+) \| 1 \| [+-][\d.]+ \[.*?\] \| (\w+) \|", text)
+    assert len(differences) == 3 * 6
+    assert (folder / "figure.png").stat().st_size > 50_000
+    mine, other = (next(c for c in results["cells"] if c["method"] == m)
+                   for m in ("comrope-ld", "ape"))  # fmt: skip
+    mean = sum(
+        sum(run["top1"].values()) / 2 - sum(rival["top1"].values()) / 2
+        for run, rival in zip(mine["runs"], other["runs"], strict=True)
+    ) / 2  # fmt: skip
+    assert re.search(rf"\| ComRoPE-LD \| APE \| 1 .*\| {re.escape(f'{mean:+.2f}')} \[", text)
+
+
+def test_the_two_readings_of_vanilla_rope_are_two_models(demo):
+    results, folder = demo
+    read, used = (cell["runs"][0]["run"] for cell in results["cells"] if cell["method"] == "rope")
+    runs = folder.parent / "runs"
+    one, two = (decisive(load_recipe(runs / name / "config.yaml")) for name in (read, used))
+    assert {name for name in one if one[name] != two[name]} == {"model.rope_units"}
+
+
+def made_up() -> dict:
+    """Of three seeds, where ComRoPE-LD is better by two points, give or take nothing."""
+    hard = {0: 0.0, 1: -5.0, 2: 3.0}  # seeds differ more than methods do
+
+    def cell(method, level, **about):
+        top1 = {s: {"8": level + hard[s] - 10, "16": level + hard[s] + 0.01 * s} for s in hard}
+        return cell_of(top1, method, **about)
+
+    return results_of(
+        [
+            cell("ape", 70),
+            cell("comrope-ld", 72),
+            cell("comrope-ld", 60, perturbation=0.0),
+            cell("ape", 61, perturbation=0.0),
+            cell("none", 66, perturbation=0.0),
+            cell("comrope-torus", 70),
+        ]
+    )
+
+
+def test_pairs_have_the_same_noise_and_a_control_has_any():
+    found = pairs(made_up())
+    told = {(p.mine["method"], p.mine["perturbation"], p.other["method"]) for p in found}
+    assert told == {
+        ("comrope-ld", 1.0, "ape"),
+        ("comrope-ld", 1.0, "none"),
+        ("comrope-ld", 0.0, "ape"),
+        ("comrope-ld", 0.0, "none"),
+        ("comrope-torus", 1.0, "ape"),
+        ("comrope-torus", 1.0, "none"),
+    }
+    assert all(pair.other["perturbation"] in (0.0, pair.mine["perturbation"]) for pair in found)
+
+
+def test_the_words_in_the_table_are_those_of_the_intervals():
+    text = table(made_up())
+    assert "| ComRoPE-LD | APE | 1 | +2.00 [+2.00, +2.00] | better |" in text
+    assert "| ComRoPE-LD | APE | 0 | -1.00 [-1.00, -1.00] | worse |" in text
+    assert "| comrope-torus (all commuting) | APE | 1 | +0.00 [+0.00, +0.00] | undecided |" in text
+    assert "| ComRoPE-LD | 1 | 61.3 ± 4.0 | 71.3 ± 4.0 | 66.3 ± 4.0 |" in text
+
+
+def test_the_table_says_what_it_was_validated_on():
+    results = made_up()
+    assert "on 0.2 of the training images, which were kept out of training, by" in table(results)
+    results["recipe"]["data"] = {}  # from before there was such a field
+    assert "on the validation set, by evaluation resolution" in table(results)
+
+
+def test_baselines_alone_have_no_differences(tmp_path):
+    results = made_up()
+    results["cells"] = [cell for cell in results["cells"] if "comrope" not in cell["method"]]
+    assert "Differences" not in table(results)
+    save(figure(results), Path(tmp_path / "figure.png"))

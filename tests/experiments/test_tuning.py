@@ -1,0 +1,178 @@
+"""The search before the comparison, and the ablation after it."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from comrope.experiments import ablation, beyond, tuning
+from comrope.experiments.config import decisive, load_recipe
+from comrope.experiments.evaluate import build_model
+from comrope.experiments.figures import save
+from comrope.experiments.plan import make_plan
+from comrope.experiments.studies import PRESETS, STUDIES
+from comrope.methods import INITS
+from experiments.results import cell_of, results_of
+
+TINY = ["model.name=vit_nano_patch4_12", "evaluate.resolutions=12"]
+ROWS = {beyond.row_key(row): row for row in beyond.ROWS}
+
+
+def planned(name: str, preset: str = "demo"):
+    return make_plan(STUDIES[name], PRESETS[preset], None, overrides=TINY)
+
+
+def test_every_row_that_has_something_to_tune_has_as_many_trials():
+    trials = beyond.packaged("search.yaml")
+    assert set(trials) == set(ROWS)
+    for some in trials.values():
+        assert len({tuple(sorted(trial.items())) for trial in some}) == len(some) == 6
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_one_trial_is_the_recipe_as_it_is(preset):
+    """So a search can find that nothing needs to be changed."""
+    recipe = load_recipe(PRESETS[preset].recipe)
+
+    def said(cell) -> dict:
+        fields = decisive(cell.config(recipe, 0))
+        return {**fields, "model.base": fields["model.base"] or 10000}
+
+    cells = STUDIES["tuning"].cells(PRESETS[preset])
+    for key, row in ROWS.items():
+        assert said(row) in [said(cell) for cell in cells if beyond.row_key(cell) == key], key
+
+
+def test_trials_are_shorter_and_never_see_the_validation_set():
+    base, rows = planned("tuning", "small")
+    recipe = load_recipe("imagenette")
+    assert STUDIES["tuning"].seeds(PRESETS["small"]) == 2
+    assert len(rows) == 48
+    for configs in rows.values():
+        for config in configs:
+            assert config.data.holdout == 0.2
+            assert config.train.epochs == recipe.train.epochs // 2 == base.train.epochs
+            assert config.train.perturbation == 1
+    shorter = make_plan(STUDIES["tuning"], PRESETS["demo"], None, overrides=["train.epochs=1"])
+    assert shorter.base.train.epochs == 1
+
+
+@pytest.mark.parametrize("name", ["tuning", "ablation", "comparison"])
+def test_every_row_can_be_built(name):
+    for configs in planned(name).rows.values():
+        if configs[0].model.init not in INITS:
+            pytest.skip(f"there is no init {configs[0].model.init!r} yet")
+        build_model(configs[0])
+
+
+def trial(fields: dict, levels: list[float], method: str = "rope", name: str = "") -> dict:
+    """At 8 px worse than at 16 by its level, so that the two would choose differently."""
+    top1 = {s: {"8": 2 * level - 60, "16": 60.0 - s} for s, level in enumerate(levels)}
+    return cell_of(top1, method, name=name, fields=fields)
+
+
+def searched() -> dict:
+    patch = {"name": "vanilla RoPE, patch units"}
+    own = {"model.rope_units": "patch"}
+    return results_of(
+        [
+            trial({"optim.lr": 1e-3}, [40, 41], "ape"),
+            trial({"optim.lr": 2e-3}, [45, 43], "ape"),
+            trial({"optim.lr": 5e-4}, [44, 43.5], "ape"),
+            trial({**own, "model.base": 10}, [50, 50], **patch),
+            trial({**own, "model.base": 100}, [50, 50], **patch),
+            trial({**own, "model.base": 10000}, [80], **patch),  # its other seed is missing
+        ]
+    )
+
+
+def test_the_best_is_the_best_mean_over_resolutions_and_seeds():
+    assert tuning.best(searched()) == {
+        "ape": {"optim.lr": 2e-3},
+        "vanilla RoPE, patch units": {"model.base": 10},  # the first of two that are equal
+    }
+
+
+def test_the_best_by_the_training_resolution_alone_is_not_chosen():
+    results = results_of(
+        [
+            cell_of({0: {"8": 10.0, "16": 80.0}}, fields={"optim.lr": 1.0}),
+            cell_of({0: {"8": 40.0, "16": 70.0}}, fields={"optim.lr": 2.0}),
+        ]
+    )
+    assert tuning.best(results) == {"ape": {"optim.lr": 2.0}}
+
+
+def test_the_table_of_trials_marks_the_best_and_ends_as_the_file_wants_it(tmp_path):
+    results = searched()
+    text = tuning.table(results)
+    assert "on 0.2 of the training images" in text
+    assert "after 20 epochs" in text
+    assert "| APE | `optim.lr=0.002` | 2 | 59.5 ± 0.7 | **43.8 ± 1.8** |" in text
+    assert "| APE | `optim.lr=0.0005` | 2 | 59.5 ± 0.7 | 43.5 ± 0.7 |" in text
+    assert "| vanilla RoPE, patch units | `model.base=10` | 2 |" in text
+    block = text.partition("```yaml\n")[2].partition("```")[0]
+    assert yaml.safe_load(block) == {"imagenette": tuning.best(results)}
+    save(tuning.figure(results), tmp_path / "figure.png")
+
+
+def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
+    recipe = load_recipe("imagenette")
+    cells = STUDIES["ablation"].cells(PRESETS["small"])
+    for method in ("comrope-ld", "comrope-torus"):
+        plain, *changed = [cell for cell in cells if cell.method == method]
+        own = decisive(plain.config(recipe, 0))
+        found = {}
+        for cell in changed:
+            other = decisive(cell.config(recipe, 0))
+            what = cell.name.partition(", ")[2]
+            found[what] = {n: other[n] for n in own if own[n] != other[n]}
+        turned = {"model.init": "turned", "model.base": 10.0}
+        rope = {"model.init": "rope", "model.base": 100.0}
+        assert found == {
+            "class token unrotated": {"model.class_position": "unrotated"},
+            "starts as RoPE in patch units, base 100": rope,
+            "starts as RoPE in relative units, base 100": rope | {"model.rope_units": "relative"},
+            "starts as RoPE with turned axes, base 10": turned,
+            "noise shared by the batch": {"train.perturbation_per": "batch"},
+            "no noise": {"train.perturbation": 0.0},
+            "angles learn at a tenth of the rate": {"optim.angle_lr_scale": 0.1},
+            "angles learn at ten times the rate": {"optim.angle_lr_scale": 10.0},
+        }
+
+
+def test_an_ablation_stands_on_what_was_found_and_drops_what_is_no_change(monkeypatch):
+    fields = {"model.init": "rope", "model.base": 100.0, "optim.angle_lr_scale": 4}
+    tuned = {"imagenette": {"comrope-ld": fields}}
+    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": tuned}.__getitem__)
+    recipe = load_recipe("imagenette")
+    cells = [c for c in STUDIES["ablation"].cells(PRESETS["small"]) if c.method == "comrope-ld"]
+    configs = {cell.name.partition(", ")[2]: cell.config(recipe, 0) for cell in cells}
+    assert configs[""].model.init == "rope"
+    assert configs["class token unrotated"].optim.angle_lr_scale == 4
+    assert configs["angles learn at ten times the rate"].optim.angle_lr_scale == 40
+    assert "starts as RoPE in patch units, base 100" not in configs
+    random = configs["starts at random"].model
+    assert (random.init, random.base) == ("normal", None)
+
+
+def test_the_table_of_an_ablation_compares_with_the_method_as_it_is(tmp_path):
+    results = results_of(
+        [
+            cell_of({s: {"8": 50.0 + s, "16": 60.0} for s in range(3)}, "comrope-ld"),
+            cell_of(
+                {s: {"8": 48.0 + s, "16": 60.0} for s in range(3)},
+                "comrope-ld",
+                name="ComRoPE-LD, no noise",
+            ),
+            cell_of({0: {"8": 1.0, "16": 2.0}}, "comrope-torus", name="comrope-torus, no noise"),
+        ]
+    )
+    text = ablation.table(results)
+    assert "| ComRoPE-LD | 60.0 ± 0.0 | – | – | 55.5 ± 0.5 | – | – |" in text
+    assert (
+        "| ComRoPE-LD, no noise | 60.0 ± 0.0 | +0.00 [+0.00, +0.00] | undecided | 54.5 ± 0.5 "
+        "| -1.00 [-1.00, -1.00] | worse |" in text
+    )
+    assert "| comrope-torus, no noise | 2.0 | – | – | 1.5 | – | – |" in text
+    save(ablation.figure(results), tmp_path / "figure.png")
