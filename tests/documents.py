@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from comrope.experiments.studies import LABELS
-from comrope.experiments.tables import rows, table
+from comrope.experiments.studies.tables import rows, table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("docs/reproduce.md", "docs/fast.md", "README.md")

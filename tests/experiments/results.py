@@ -10,9 +10,9 @@ from typing import Any
 
 from comrope.experiments.config import Config, to_yaml
 from comrope.experiments.folders import CONFIG, RESULT
-from comrope.experiments.markdown import spread
-from comrope.experiments.plan import make_plan
 from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
+from comrope.experiments.studies.markdown import spread
+from comrope.experiments.studies.plan import make_plan
 
 Accuracy = Callable[[Config, int], float]  # of a run, at a resolution
 

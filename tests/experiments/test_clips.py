@@ -17,12 +17,12 @@ from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import _places, build_model, evaluate_run, load_run
 from comrope.experiments.inspection import _layers
-from comrope.experiments.reproduce import reproduce
 from comrope.experiments.run import Run
 from comrope.experiments.sources import open_sources
 from comrope.experiments.start import begin_with
 from comrope.experiments.studies import run_name
-from comrope.experiments.tables import told_apart
+from comrope.experiments.studies.reproduce import reproduce
+from comrope.experiments.studies.tables import told_apart
 from comrope.experiments.train import is_finished, train
 from comrope.experiments.views import View, views_of
 from comrope.methods import METHODS

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from comrope.experiments import beyond, runner
-from comrope.experiments.comparison import figure, pairs, table
+from comrope.experiments import runner
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model
 from comrope.experiments.figures import save
-from comrope.experiments.plan import make_plan
-from comrope.experiments.reproduce import reproduce
-from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
+from comrope.experiments.studies import PRESETS, STUDIES, Cell, beyond, run_name
+from comrope.experiments.studies.comparison import figure, pairs, table
+from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.reproduce import reproduce
 from experiments.results import cell_of, results_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,9 +15,9 @@ from comrope.experiments.config import (
     to_yaml,
 )
 from comrope.experiments.errors import UserError
-from comrope.experiments.plan import make_plan
-from comrope.experiments.reproduce import paper_figures
 from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
+from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.reproduce import paper_figures
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -20,9 +20,9 @@ from comrope.experiments.export import export
 from comrope.experiments.folders import read_result
 from comrope.experiments.inspection import inspect_run
 from comrope.experiments.logs import read_log
-from comrope.experiments.plan import make_plan
-from comrope.experiments.reproduce import reproduce
 from comrope.experiments.studies import PRESETS, STUDIES
+from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.reproduce import reproduce
 from comrope.experiments.train import is_finished, train
 from experiments.runs import same, weights
 

@@ -10,10 +10,10 @@ import pytest
 from comrope.experiments import runner
 from comrope.experiments.config import load_recipe
 from comrope.experiments.errors import UserError
-from comrope.experiments.plan import make_plan
-from comrope.experiments.reproduce import reproduce
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.studies import PRESETS, STUDIES, run_name
+from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.reproduce import reproduce
 from experiments.runs import finetuned, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,8 @@ import pytest
 from comrope.experiments.cli import app
 from comrope.experiments.errors import UserError
 from comrope.experiments.logs import console
-from comrope.experiments.reproduce import reproduce
 from comrope.experiments.studies import LABELS
+from comrope.experiments.studies.reproduce import reproduce
 from experiments.results import finish_runs
 
 
@@ -32,7 +32,7 @@ def test_nothing_but_results_is_needed_and_a_second_time_writes_the_same(tmp_pat
     def no_training(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("comrope.experiments.reproduce.run_all", no_training)
+    monkeypatch.setattr("comrope.experiments.studies.reproduce.run_all", no_training)
     finish_runs(tmp_path, "comparison", accuracy)
     results = gathered(tmp_path)
     assert len(results["cells"]) == 17

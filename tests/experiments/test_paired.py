@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from comrope.experiments.paired import Difference, by_seed, compare
+from comrope.experiments.studies.paired import Difference, by_seed, compare
 from experiments.results import cell_of
 
 settings.register_profile("comrope", deadline=None, max_examples=25, derandomize=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from comrope.experiments import ablation, beyond, tuning
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.evaluate import build_model
 from comrope.experiments.figures import save
-from comrope.experiments.plan import make_plan
-from comrope.experiments.studies import PRESETS, STUDIES
+from comrope.experiments.studies import PRESETS, STUDIES, ablation, beyond, tuning
+from comrope.experiments.studies.plan import make_plan
 from comrope.methods import INITS
 from experiments.results import cell_of, results_of
 

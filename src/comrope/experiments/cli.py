@@ -125,9 +125,9 @@ def reproduce_command(
     quiet: Quiet = False,
 ) -> None:
     """A table and figure, of the paper or beyond: run what is missing, write down what is there."""
-    from comrope.experiments.reproduce import reproduce
     from comrope.experiments.runner import relaunch_on_all_gpus
     from comrope.experiments.studies import PRESETS
+    from comrope.experiments.studies.reproduce import reproduce
 
     if preset in PRESETS and PRESETS[preset].together and name != "cost" and not gather:
         relaunch_on_all_gpus(sys.argv[1:])

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from comrope.experiments.markdown import label, named
 from comrope.experiments.studies import LABELS
-from comrope.experiments.tables import ELSEWHERE, made_elsewhere
+from comrope.experiments.studies.markdown import label, named
+from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
 __all__ = ["STYLES", "draw", "histogram", "new_figure", "resolutions", "save"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.analysis import rotary_modules
-from comrope.experiments.cost import TOLERANCE
+from comrope.experiments.studies.cost import TOLERANCE
 from comrope.experiments.timing import Cast, inference_step, training_step
 
 __all__ = ["SLACK", "Rotation", "Verdict", "network_parity", "rotation_parity", "watched_samples"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from comrope.experiments.beyond import OURS
 from comrope.experiments.figures import STYLES, new_figure, resolutions
-from comrope.experiments.forest import Line, draw_forest
-from comrope.experiments.markdown import (
+from comrope.experiments.studies.beyond import OURS
+from comrope.experiments.studies.forest import Line, draw_forest
+from comrope.experiments.studies.markdown import (
     by_resolution,
     counts_of_seeds,
     fields_said,
@@ -17,7 +17,7 @@ from comrope.experiments.markdown import (
     seeds_said,
     usual_size,
 )
-from comrope.experiments.paired import Difference, compare
+from comrope.experiments.studies.paired import Difference, compare
 
 __all__ = ["CAUTION", "Pair", "figure", "pairs", "table"]
 

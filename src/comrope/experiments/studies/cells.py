@@ -133,7 +133,7 @@ class Study:
 
 def packaged(name: str) -> Any:
     """What is written in a YAML file that comes with comrope."""
-    return yaml.safe_load(resources.files("comrope.experiments").joinpath(name).read_text())
+    return yaml.safe_load(resources.files("comrope.experiments.studies").joinpath(name).read_text())
 
 
 def run_name(config: Config) -> str:

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from comrope.experiments.cells import LABELS
-from comrope.experiments.paired import Difference, by_seed, differences
+from comrope.experiments.studies.cells import LABELS
+from comrope.experiments.studies.paired import Difference, by_seed, differences
 
 __all__ = [
     "by_resolution",

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from comrope.experiments import checkpoint, detection_study, figures
-from comrope.experiments.cells import Cell, run_name
+from comrope.experiments import checkpoint, figures
 from comrope.experiments.config import Config
 from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
@@ -15,8 +14,10 @@ from comrope.experiments.evaluate import accuracy, load_run, validating
 from comrope.experiments.folders import WEIGHTS, read_result
 from comrope.experiments.inspection import angle_elements
 from comrope.experiments.logs import say
-from comrope.experiments.markdown import named, spread
 from comrope.experiments.sources import open_sources
+from comrope.experiments.studies import detection
+from comrope.experiments.studies.cells import Cell, run_name
+from comrope.experiments.studies.markdown import named, spread
 from comrope.experiments.train import is_finished
 from comrope.experiments.views import usual_view, views_of
 
@@ -96,7 +97,7 @@ def _run(name: str, config: Config, folder: Path, as_it_is: bool, progress: bool
         run["std"] = float(elements.std())
         run["histogram"] = figures.histogram(elements)
     if config.detects:
-        run["by_epoch"] = detection_study.by_epoch(folder, config, result)
+        run["by_epoch"] = detection.by_epoch(folder, config, result)
     return run
 
 

@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from comrope.experiments.markdown import (
+from comrope.experiments.studies import LABELS
+from comrope.experiments.studies.markdown import (
     by_resolution,
     gain,
     label,
@@ -17,24 +18,18 @@ from comrope.experiments.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.paired import by_seed
-from comrope.experiments.studies import LABELS
+from comrope.experiments.studies.paired import by_seed
 
 __all__ = ["ELSEWHERE", "made_elsewhere", "rows", "table", "told_apart"]
 
 SWIPES = ("LeftSwipe", "RightSwipe")  # what only the direction of time tells apart
 # Studies whose table and figure have a file of their own, which stands on this one.
-ELSEWHERE = {
-    "detection": "detection_study",
-    "comparison": "comparison",
-    "tuning": "tuning",
-    "ablation": "ablation",
-}
+ELSEWHERE = ("detection", "comparison", "tuning", "ablation")
 
 
 def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:
     """The ``table`` or ``figure`` of such a study."""
-    module = importlib.import_module(f"comrope.experiments.{ELSEWHERE[name]}")
+    module = importlib.import_module(f"comrope.experiments.studies.{name}")
     return getattr(module, what)
 
 

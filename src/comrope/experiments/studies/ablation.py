@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.comparison import CAUTION
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.forest import Line, draw_forest
-from comrope.experiments.markdown import (
+from comrope.experiments.studies.comparison import CAUTION
+from comrope.experiments.studies.forest import Line, draw_forest
+from comrope.experiments.studies.markdown import (
     interval,
     named,
     number,
@@ -17,7 +17,7 @@ from comrope.experiments.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.paired import Difference, compare
+from comrope.experiments.studies.paired import Difference, compare
 
 __all__ = ["figure", "table"]
 

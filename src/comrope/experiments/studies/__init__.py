@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from comrope.experiments.beyond import Ablation, Comparison, Tuning
-from comrope.experiments.cells import LABELS, OF_ROWS, PRESETS, Cell, Preset, Study, run_name
+from comrope.experiments.studies.beyond import Ablation, Comparison, Tuning
+from comrope.experiments.studies.cells import (
+    LABELS,
+    OF_ROWS,
+    PRESETS,
+    Cell,
+    Preset,
+    Study,
+    run_name,
+)
 
 __all__ = ["LABELS", "OF_ROWS", "PRESETS", "STUDIES", "Cell", "Preset", "Study", "run_name"]
 

@@ -11,19 +11,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from comrope.experiments import checkpoint, cost, detection_study, figures, tables
-from comrope.experiments.cells import packaged
+from comrope.experiments import checkpoint, figures
 from comrope.experiments.config import Config, load_recipe, to_dict
 from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, load_run
-from comrope.experiments.gathering import gather_cell, newest_machine, what_is_there
 from comrope.experiments.logs import machine
-from comrope.experiments.markdown import counts_of_seeds
-from comrope.experiments.plan import make_plan
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.sources import open_sources
-from comrope.experiments.studies import LABELS, PRESETS, STUDIES, Cell, Preset, Study, run_name
+from comrope.experiments.studies import (
+    LABELS,
+    PRESETS,
+    STUDIES,
+    Cell,
+    Preset,
+    Study,
+    cost,
+    detection,
+    run_name,
+    tables,
+)
+from comrope.experiments.studies.cells import packaged
+from comrope.experiments.studies.gathering import gather_cell, newest_machine, what_is_there
+from comrope.experiments.studies.markdown import counts_of_seeds
+from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.views import check_views, usual_view, views_of
 
 __all__ = ["reproduce"]
@@ -144,7 +155,7 @@ def _show_found(plan: dict[Cell, list[Config]], runs: Path, path: Path) -> None:
     cells = [cell for cell in plan if cell.finetuned]
     chosen = next((cell for cell in cells if cell.method == "comrope-ld"), cells[-1])
     config = plan[chosen][0]
-    detection_study.draw_found(load_run(runs / run_name(config))[1], config, path)
+    detection.draw_found(load_run(runs / run_name(config))[1], config, path)
     print(f"found:   {path}")
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from comrope.experiments.cells import LABELS, Cell, Preset, Study, packaged
 from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.studies.cells import LABELS, Cell, Preset, Study, packaged
 
 __all__ = ["OURS", "ROWS", "Ablation", "Comparison", "Tuning", "row_key"]
 

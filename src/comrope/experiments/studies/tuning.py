@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from comrope.experiments.beyond import ROWS, row_key
-from comrope.experiments.cells import PRESETS
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.markdown import (
+from comrope.experiments.studies.beyond import ROWS, row_key
+from comrope.experiments.studies.cells import PRESETS
+from comrope.experiments.studies.markdown import (
     fields_said,
     label,
     named,

@@ -17,8 +17,8 @@ from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.figures import STYLES, new_figure, save
 from comrope.experiments.folders import LOG
 from comrope.experiments.logs import read_log
-from comrope.experiments.markdown import gain, label, number, rows, spread
 from comrope.experiments.studies import LABELS
+from comrope.experiments.studies.markdown import gain, label, number, rows, spread
 from comrope.experiments.views import usual_view
 
 __all__ = ["by_epoch", "draw_found", "figure", "table"]
