@@ -66,7 +66,7 @@ def test_rows_have_the_seeds_that_are_there_and_missing_ones_are_named(tmp_path)
     assert counts["ape", 0.0] == 2
     assert ("liere", 1.0) not in counts
     assert said.get().splitlines() == [
-        f"left out, no run is finished: LieRE (perturbation {p}, blocks of 8)" for p in (1, 0)
+        f"left out, no run is finished: LieRE (σ {p})" for p in (1, 0)
     ]
     (folder,) = tmp_path.glob("comparison-*")
     text = (folder / "table.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import Counter
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.config import load_recipe
 from comrope.experiments.data import Validation
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import evaluate_run
@@ -20,12 +19,11 @@ from comrope.experiments.holdout import draw
 from comrope.experiments.sources import open_sources
 from comrope.experiments.studies import run_name
 from comrope.experiments.train import train
-from comrope.experiments.typed import build
 from comrope.experiments.views import usual_view
 from experiments.images import config_for, shards_of, tar_of
 from experiments.runs import tiny
 
-COMMITTED = Path(__file__).parents[2] / "benchmarks/results/finetune-h200.json"
+KEPT = sorted((Path(__file__).parents[2] / "results/runs").iterdir())
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -153,10 +151,10 @@ def test_a_share_that_is_no_image_or_all_is_refused(folder):
             open_sources(config_for(folder, data__holdout=share))
 
 
-def test_it_is_part_of_a_runs_name_and_runs_from_before_keep_theirs():
-    results = json.loads(COMMITTED.read_text())
-    before = results["cells"][0]["runs"][0]["run"]
-    config = build(Config, results["pretraining"], "")
-    assert run_name(config) == before
-    assert run_name(config.with_overrides({"data.holdout": 0.2})) != before
-    assert run_name(config.with_overrides({"data.root": "elsewhere"})) == before
+@pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
+def test_it_is_part_of_a_runs_name_and_runs_from_before_keep_theirs(run):
+    config = load_recipe(str(run / "config.yaml"))
+    assert run_name(config) == run.name
+    if not config.data.holdout:
+        assert run_name(config.with_overrides({"data.holdout": 0.2})) != run.name
+    assert run_name(config.with_overrides({"data.root": "elsewhere"})) == run.name

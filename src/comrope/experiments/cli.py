@@ -145,6 +145,20 @@ def reproduce_command(
     )
 
 
+@app.command("report")
+def report_command(
+    document: Annotated[Path, typer.Argument(help="Markdown with marks, such as docs/results.md.")],
+    out: Annotated[Path, typer.Option(help="The folder whose runs/ it tells of.")] = Path(
+        "results"
+    ),
+) -> None:
+    """Write a document's tables and figures anew, from the runs that are kept."""
+    from comrope.experiments.studies.report import report
+
+    for said in report(document, out):
+        print(f"comrope reproduce {said}")
+
+
 @app.command("bench")
 def bench_command(
     suites: Annotated[

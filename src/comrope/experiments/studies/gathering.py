@@ -21,34 +21,52 @@ from comrope.experiments.studies.markdown import named, spread
 from comrope.experiments.train import is_finished
 from comrope.experiments.views import usual_view, views_of
 
-__all__ = ["OFFSETS", "gather_cell", "newest_machine", "what_is_there"]
+__all__ = ["OFFSETS", "NothingThere", "gather_cell", "newest_machine", "what_is_there"]
 
 OFFSETS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the paper's rho, in image widths
-MOVED = "offset.json"
-# What a study wants of a run, besides its result.
-BESIDES = {"offset": MOVED, "distribution": WEIGHTS}
+MOVED, LEARNED = "offset.json", "angles.json"
+# What a study keeps beside the result of a run.
+BESIDES = {"offset": MOVED, "distribution": LEARNED}
+
+
+class NothingThere(UserError):
+    """No run of a study is finished."""
 
 
 def what_is_there(
     name: str, plan: dict[Cell, list[Config]], runs: Path
-) -> dict[Cell, list[Config]]:
-    """The part of a plan that is finished; rows of which nothing is are named."""
+) -> tuple[dict[Cell, list[Config]], list[str]]:
+    """The part of a plan that is finished; and the rows of which nothing is, by name."""
 
     def is_there(config: Config) -> bool:
         folder = runs / run_name(config)
         beside = BESIDES.get(name)
-        return is_finished(config, folder) and (beside is None or (folder / beside).is_file())
+        kept = (beside, WEIGHTS) if beside == LEARNED else (beside,)
+        at_hand = beside is None or any((folder / file).is_file() for file in kept if file)
+        return is_finished(config, folder) and at_hand
 
     there = {cell: [config for config in plan[cell] if is_there(config)] for cell in plan}
-    if not any(there.values()):
-        raise UserError(f"out: {runs} holds no finished run of this study, expected some to gather")
-    for cell in plan:
-        if not there[cell]:
-            row = named({"method": cell.method, "name": cell.name})
-            fields = ", ".join(f"{key}={value}" for key, value in cell.fields)
-            settings = f"perturbation {cell.perturbation:g}, blocks of {cell.block_size}"
-            say(f"left out, no run is finished: {row} ({settings}{fields and f', {fields}'})")
-    return {cell: configs for cell, configs in there.items() if configs}
+    own = [cell for cell in plan if cell.finetuned] or [*plan]  # what they start from is no result
+    if not any(there[cell] for cell in own):
+        raise NothingThere(
+            f"out: {runs} holds no finished run of this study, expected some to gather"
+        )
+    missing = [_told_apart(cell, [*plan]) for cell in plan if not there[cell]]
+    return {cell: configs for cell, configs in there.items() if configs}, missing
+
+
+def _told_apart(cell: Cell, cells: list[Cell]) -> str:
+    """The name of a row, with as much as it takes to tell it from the others."""
+    row = named({"method": cell.method, "name": cell.name})
+    alike = [c for c in cells if named({"method": c.method, "name": c.name}) == row]
+    details = []
+    if len({c.perturbation for c in alike}) > 1:
+        details.append(f"σ {cell.perturbation:g}")
+    if len({c.block_size for c in alike}) > 1:
+        details.append(f"blocks of {cell.block_size}")
+    if len({c.fields for c in alike}) > 1:
+        details += (f"{key}={value}" for key, value in cell.fields)
+    return f"{row} ({', '.join(details)})" if details else row
 
 
 def newest_machine(cells: list[dict[str, Any]]) -> dict[str, str]:
@@ -93,12 +111,20 @@ def _run(name: str, config: Config, folder: Path, as_it_is: bool, progress: bool
         known = json.loads((folder / MOVED).read_text())["top1"] if as_it_is else None
         run["offset"] = known or _offset_curve(config, folder, progress)
     if name == "distribution":
-        elements = angle_elements(load_run(folder)[1])
-        run["std"] = float(elements.std())
-        run["histogram"] = figures.histogram(elements)
+        run |= _angles(folder)
     if config.detects:
         run["by_epoch"] = detection.by_epoch(folder, config, result)
     return run
+
+
+def _angles(folder: Path) -> dict[str, Any]:
+    """How the elements of all angle matrices are spread, kept beside the run: its weights are not
+    always."""
+    if (folder / WEIGHTS).is_file():
+        elements = angle_elements(load_run(folder)[1])
+        found = {"std": float(elements.std()), "histogram": figures.histogram(elements)}
+        checkpoint.write_atomically(folder / LEARNED, json.dumps(found) + "\n")
+    return dict(json.loads((folder / LEARNED).read_text()))
 
 
 def _offset_curve(config: Config, folder: Path, progress: bool) -> dict[str, float]:

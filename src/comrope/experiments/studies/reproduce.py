@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from comrope.experiments.config import Config, load_recipe, to_dict
 from comrope.experiments.distributed import create_accelerator
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model, load_run
-from comrope.experiments.logs import machine
+from comrope.experiments.logs import machine, say
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.sources import open_sources
 from comrope.experiments.studies import (
@@ -34,10 +34,10 @@ from comrope.experiments.studies import (
 from comrope.experiments.studies.cells import packaged
 from comrope.experiments.studies.gathering import gather_cell, newest_machine, what_is_there
 from comrope.experiments.studies.markdown import counts_of_seeds
-from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.plan import Plan, make_plan
 from comrope.experiments.views import check_views, usual_view, views_of
 
-__all__ = ["reproduce"]
+__all__ = ["Asked", "gathered", "reproduce"]
 
 
 def reproduce(
@@ -59,49 +59,119 @@ def reproduce(
     what was interrupted goes on. To ``gather`` is to train nothing, and to write down what there is
     of the runs, whose data need not be here.
     """
-    study, chosen = _lookup("name", name, STUDIES), _lookup("preset", preset, PRESETS)
-    for method in methods:
-        _lookup("methods", method, LABELS)
-    if gather and name == "cost":
-        raise UserError("gather: the study cost has no runs, expected one that trains")
-    chosen = replace(chosen, seeds=seeds or study.seeds(chosen))
+    asked = Asked(name, preset, data, seeds, tuple(methods), tuple(overrides))
     runs = out / "runs"
-    base, plan = make_plan(
-        study, chosen, runs, data=data, methods=methods, overrides=overrides, gather=gather
-    )
+    base, plan = asked.plan(runs, gather=gather)
     if name == "cost":
-        results = cost.measure(base, methods=methods, progress=progress)
+        if gather:
+            raise UserError("gather: the study cost has no runs, expected one that trains")
+        found = cost.measure(base, methods=methods, progress=progress)
+    elif gather:
+        found = _gathered(name, plan, runs)
+        for row in found["missing"]:
+            say(f"left out, no run is finished: {row}")
     else:
-        if not gather:
-            _check(plan)
-            tasks = [Task(config, runs / run_name(config)) for p in plan.values() for config in p]
-            run_all(tasks, device=base.train.device, per_gpu=per_gpu, progress=progress)
-        rows = (what_is_there(name, plan, runs) if gather else plan).items()
-        results = {"cells": [gather_cell(name, *row, runs, gather, progress) for row in rows]}
-    if study.start in plan:
-        results["pretraining"] = to_dict(plan[study.start][0])
+        _check(plan)
+        tasks = [Task(config, runs / run_name(config)) for p in plan.values() for config in p]
+        run_all(tasks, device=base.train.device, per_gpu=per_gpu, progress=progress)
+        rows = plan.items()
+        found = {"cells": [gather_cell(name, *row, runs, False, progress) for row in rows]}
     accelerator = create_accelerator(base.train.device)
-    results = {
-        "study": name,
-        "title": study.title,
-        "where": study.where,
-        "preset": preset,
-        "data": _described(base, study, chosen),
-        "seeds": max(counts_of_seeds(results), default=chosen.seeds),
-        "command": shlex.join(["comrope", *sys.argv[1:]]),
-        **_evaluated(base),
-        "machine": newest_machine(results["cells"]) if gather else machine(accelerator.device),
-        "recipe": to_dict(base),
-        **results,
-        "paper": paper_figures(),
-    }
+    found = {"machine": machine(accelerator.device)} | found
+    command = shlex.join(["comrope", *sys.argv[1:]])
+    results = _told(asked, base, plan, found, command)
     if accelerator.is_main_process:
-        folder = out / _folder(name, methods, seeds, overrides)
+        folder = out / asked.folder
         _write(name, results, folder)
         if name == "detection" and not gather:
             _show_found(plan, runs, folder / "detections.png")
     accelerator.wait_for_everyone()
     return results
+
+
+def gathered(asked: Asked, runs: Path, command: str) -> dict[str, Any]:
+    """The results of the runs that are there, on which nothing else depends."""
+    base, plan = asked.plan(runs, gather=True)
+    return _told(asked, base, plan, _gathered(asked.name, plan, runs), command)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A study, at a scale, with what a command changes of it."""
+
+    name: str
+    preset: str = "demo"
+    data: str | None = None
+    seeds: int | None = None
+    methods: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _lookup("name", self.name, STUDIES), _lookup("preset", self.preset, PRESETS)
+        for method in self.methods:
+            _lookup("methods", method, LABELS)
+
+    @property
+    def study(self) -> Study:
+        return STUDIES[self.name]
+
+    @property
+    def scale(self) -> Preset:
+        chosen = PRESETS[self.preset]
+        return replace(chosen, seeds=self.seeds or self.study.seeds(chosen))
+
+    @property
+    def folder(self) -> str:
+        """The study's name; with something beside it that tells apart what is not the preset's
+        own."""
+        if not (self.methods or self.seeds or self.overrides):
+            return self.name
+        changed = json.dumps([self.seeds, sorted(self.overrides)])
+        digest = hashlib.sha256(changed.encode()).hexdigest()[:6]
+        return "-".join((self.name, *self.methods, digest))
+
+    def plan(self, runs: Path, *, gather: bool) -> Plan:
+        return make_plan(
+            self.study,
+            self.scale,
+            runs,
+            data=self.data,
+            methods=self.methods,
+            overrides=self.overrides,
+            gather=gather,
+        )
+
+
+def _gathered(name: str, plan: dict[Cell, list[Config]], runs: Path) -> dict[str, Any]:
+    there, missing = what_is_there(name, plan, runs)
+    cells = [gather_cell(name, *row, runs, True, False) for row in there.items()]
+    return {"cells": cells, "missing": missing, "machine": newest_machine(cells)}
+
+
+def _told(
+    asked: Asked,
+    base: Config,
+    plan: dict[Cell, list[Config]],
+    found: dict[str, Any],
+    command: str,
+) -> dict[str, Any]:
+    """All of results.json."""
+    study, scale = asked.study, asked.scale
+    if study.start in plan:
+        found["pretraining"] = to_dict(plan[study.start][0])
+    return {
+        "study": asked.name,
+        "title": study.title,
+        "where": study.where,
+        "preset": asked.preset,
+        "data": _described(base, study, scale),
+        "seeds": max(counts_of_seeds(found), default=scale.seeds),
+        "command": command,
+        **_evaluated(base),
+        "recipe": to_dict(base),
+        **found,
+        "paper": paper_figures(),
+    }
 
 
 def _evaluated(base: Config) -> dict[str, Any]:
@@ -111,14 +181,6 @@ def _evaluated(base: Config) -> dict[str, Any]:
         "frames": [*base.evaluate.frames],
         "spans": [*base.evaluate.spans],
     }
-
-
-def _folder(name: str, methods: Sequence[str], seeds: int | None, overrides: Sequence[str]) -> str:
-    """The study's name; with something beside it that tells apart what is not the preset's own."""
-    if not (methods or seeds or overrides):
-        return name
-    digest = hashlib.sha256(json.dumps([seeds, sorted(overrides)]).encode()).hexdigest()[:6]
-    return "-".join((name, *methods, digest))
 
 
 def paper_figures() -> dict[str, Any]:

@@ -41,6 +41,8 @@ def table(name: str, results: dict[str, Any]) -> str:
     seeds = {"": "", "one seed": " One seed."}
     said = seeds_said(results)
     several = f" Mean ± standard deviation of {said}."
+    missing = "; ".join(results.get("missing") or ())
+    body += f"\nNot run yet: {missing}.\n" if missing else ""
     return (
         f"# {results['title']}{where}\n\n"
         f"Ours: {results['data']}.{seeds.get(said, several)}\n\n{body}\n"

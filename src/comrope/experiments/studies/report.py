@@ -1,0 +1,75 @@
+"""A document with the tables and figures of committed runs: written between marks, never by hand.
+
+A mark is ``<!-- reproduce NAME --preset PRESET FIELD=VALUE ... -->``, what the command that trains
+the runs would say, and reaches to ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from comrope.experiments import figures
+from comrope.experiments.checkpoint import write_atomically
+from comrope.experiments.errors import UserError
+from comrope.experiments.studies import tables
+from comrope.experiments.studies.gathering import NothingThere
+from comrope.experiments.studies.reproduce import Asked, gathered
+
+__all__ = ["report"]
+
+MARKED = re.compile(r"<!-- reproduce (?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
+PICTURES = "images"  # beside the document
+
+
+def report(document: Path, out: Path) -> list[str]:
+    """Fill the marks of a document from the runs in ``out / "runs"``; figures go to the folder
+    ``images`` beside it. A study without runs says so. Returns what was filled."""
+    if not document.is_file():
+        raise UserError(f"document: expected a file with marks to fill, got {document}")
+    text, filled = document.read_text(), []
+
+    def fill(match: re.Match[str]) -> str:
+        said = " ".join(match["asked"].split())
+        filled.append(said)
+        return f"<!-- reproduce {said} -->\n{_section(said, document, out)}<!-- end -->"
+
+    text = MARKED.sub(fill, text)
+    if not filled:
+        raise UserError(
+            f"document: expected marks, <!-- reproduce NAME --> to <!-- end -->, in {document}"
+        )
+    write_atomically(document, text)
+    return filled
+
+
+def _section(said: str, document: Path, out: Path) -> str:
+    asked = _asked(said)
+    try:
+        results = gathered(asked, out / "runs", f"comrope reproduce {said}")
+    except NothingThere:
+        return f"Not run yet: `comrope reproduce {said}`.\n"
+    picture = f"results-{asked.folder}{'' if asked.preset == 'small' else '-' + asked.preset}.png"
+    figures.draw(asked.name, results, document.parent / PICTURES / picture)
+    _, _, body = tables.table(asked.name, results).partition("\n\n")
+    return f"{body}\n![{results['title']}]({PICTURES}/{picture})\n"
+
+
+def _asked(said: str) -> Asked:
+    """What a mark says, in the words of the command line."""
+    name, *words = shlex.split(said)
+    options, fields = {"preset": "small"}, []
+    while words:
+        word = words.pop(0)
+        if word.startswith("--") and words:
+            options[word.removeprefix("--")] = words.pop(0)
+        else:
+            fields.append(word)
+    if wrong := options.keys() - {"preset", "seeds", "methods"}:
+        raise UserError(
+            f"mark: expected --preset, --seeds, --methods or FIELD=VALUE, got --{min(wrong)}"
+        )
+    seeds = int(options["seeds"]) if "seeds" in options else None
+    methods = tuple(filter(None, options.get("methods", "").split(",")))
+    return Asked(name, options["preset"], seeds=seeds, methods=methods, overrides=tuple(fields))
