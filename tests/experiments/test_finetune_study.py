@@ -100,7 +100,7 @@ def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeyp
     assert "80.17" in table  # the paper's
     ours, theirs = (cell["top1"]["12"]["values"] for cell in results["cells"][3:0:-2])
     gain = sum(a - b for a, b in zip(ours, theirs, strict=True)) / 2
-    assert f"| {gain:.2f} ± " in table
+    assert f"| {gain:+.2f} [" in table
     assert (folder / "figure.png").stat().st_size > 20_000
     assert json.loads((folder / "results.json").read_text())["pretraining"]["train"]["epochs"] == 1
 

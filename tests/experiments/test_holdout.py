@@ -110,6 +110,15 @@ def test_a_run_is_evaluated_on_what_it_held_out_unless_told_otherwise(folder, tm
     assert (same["images"], same["top1"]) == (12, result["top1"]["16"])
     (usual,) = evaluate_run(tmp_path / "run", overrides=["data.holdout=0"], progress=False)
     assert usual["images"] == 16
+    with pytest.raises(UserError, match=r"data.holdout: expected 0.25, as it was trained"):
+        evaluate_run(tmp_path / "run", overrides=["data.holdout=0.5"], progress=False)
+
+
+def test_no_run_starts_from_one_that_has_seen_what_it_holds_out(folder, tmp_path):
+    train(config_for(folder), tmp_path / "all", progress=False)
+    later = config_for(folder, data__holdout=0.25, train__start_from=str(tmp_path / "all"))
+    with pytest.raises(UserError, match=r"data.holdout: expected 0, that of .*all, or 0, got 0.25"):
+        train(later, tmp_path / "later", progress=False)
 
 
 def test_held_out_images_are_looked_at_as_validation_images_are(folder, tmp_path):

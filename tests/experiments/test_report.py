@@ -94,7 +94,20 @@ def test_marks_that_mean_nothing_are_named_and_nothing_is_written(written, mark,
     assert written.read_text() == wrong
 
 
+def test_a_mark_without_an_end_is_refused_and_a_folder_without_runs(written, tmp_path):
+    out = written.parent.parent / "results"
+    with pytest.raises(UserError, match="out: expected a folder with runs/"):
+        report(written, tmp_path / "nowhere")
+    assert written.read_text() == DOCUMENT
+    first, rest = DOCUMENT.split("<!-- end -->", 1)
+    written.write_text(first + rest)
+    with pytest.raises(UserError, match="got 2, of which 1 have an end"):
+        report(written, out)
+    assert written.read_text() == first + rest
+
+
 def test_documents_without_marks_are_refused(tmp_path):
+    (tmp_path / "runs").mkdir()
     with pytest.raises(UserError, match="document: expected a file"):
         report(tmp_path / "none.md", tmp_path)
     (tmp_path / "plain.md").write_text("Nothing to fill.\n")

@@ -84,3 +84,8 @@ def test_in_a_vit_the_frequencies_count_patches():
         )
         sizes.append(vit.blocks[0].attn.rope.angle_matrices())
     torch.testing.assert_close(sizes[0], 14 * sizes[1])
+
+
+def test_theta_is_of_the_size_of_one_so_that_a_step_moves_it_as_from_other_starts():
+    rope = made("comrope-ld", position_scale=14.0)
+    torch.testing.assert_close(rope.method.theta.norm(dim=0), torch.ones(3, 6))

@@ -202,6 +202,11 @@ def evaluate_run(
         config = config.with_overrides({"data.root": data})
     if config.model != trained.model or config.data.frames != trained.data.frames:
         raise UserError("model: cannot be changed in evaluation; the weights are those of the run")
+    if config.data.holdout not in (0.0, trained.data.holdout):
+        raise UserError(
+            f"data.holdout: expected {trained.data.holdout:g}, as it was trained, or 0, the usual "
+            f"validation set, got {config.data.holdout:g}: it was trained on some of those images"
+        )
     start_server(config.data.workers)
     accelerator = create_accelerator(config.train.device)
     views = views_of(config, resolutions)

@@ -69,6 +69,11 @@ def _weights(config: Config) -> tuple[dict[str, Tensor], str, int, int]:
         tensors, classes = pretrained_weights(config, start)
         return tensors, "ape", classes, 0
     theirs, tensors = read_weights(Path(start), "train.start_from")
+    if config.data.holdout not in (0.0, theirs.data.holdout):
+        raise UserError(
+            f"data.holdout: expected {theirs.data.holdout:g}, that of {start}, or 0, got "
+            f"{config.data.holdout:g}: it was trained on some of those images"
+        )
     return tensors, theirs.model.position, theirs.data.num_classes, theirs.data.frames
 
 

@@ -41,8 +41,9 @@ class ComRoPELD(Method):
             return
         if self.init == "turned":
             direction, speeds = self.turned_rope(self.P, self.theta.shape[1])
-            self.P.copy_(0.5 * plane_generators(speeds, self.block_size))
-            self.theta.copy_(direction)
+            scale = max(self.position_scale)  # in P, as for "rope": theta is of the size of one
+            self.P.copy_(0.5 * scale * plane_generators(speeds, self.block_size))
+            self.theta.copy_(direction / scale)
             return
         if self.init == "normal":
             self.P.normal_()

@@ -13,7 +13,7 @@ from typing import Any
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.studies.cells import LABELS, Cell, Preset, Study, packaged
 
-__all__ = ["OURS", "ROWS", "Ablation", "Comparison", "Tuning", "row_key"]
+__all__ = ["EVERY", "OURS", "ROWS", "SEARCHED", "Ablation", "Comparison", "Tuning", "row_key"]
 
 OURS = ("comrope-ap", "comrope-ld", "comrope-torus")
 ROWS = (
@@ -27,6 +27,8 @@ ROWS = (
 )
 CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothing to it
 HELD_OUT = 0.2
+# What decides how all weights learn is searched with one row, and found for all of them.
+SEARCHED, EVERY = "ape", "every row"
 SEEDS_OF_A_TRIAL = 2
 
 # Starts as in search.yaml; whatever a row has of others is unset.
@@ -70,8 +72,12 @@ class Tuning(Study):
         return SEEDS_OF_A_TRIAL
 
     def cells(self, preset: Preset) -> list[Cell]:
-        trials = packaged("search.yaml")
-        return [_with(row, trial) for row in ROWS for trial in trials[row_key(row)]]
+        trials, common = packaged("search.yaml"), _found(EVERY, preset)
+        return [
+            _with(row, trial if row_key(row) == SEARCHED else {**common, **trial})
+            for row in ROWS
+            for trial in trials[row_key(row)]
+        ]
 
 
 class Ablation(Study):
@@ -89,7 +95,11 @@ def row_key(row: Cell) -> str:
 
 def _tuned(row: Cell, preset: Preset) -> Cell:
     """With the fields that a search at this scale found, if there was one."""
-    return _with(row, packaged("tuned.yaml").get(preset.recipe, {}).get(row_key(row)) or {})
+    return _with(row, {**_found(EVERY, preset), **_found(row_key(row), preset)})
+
+
+def _found(key: str, preset: Preset) -> dict[str, Any]:
+    return packaged("tuned.yaml").get(preset.recipe, {}).get(key) or {}
 
 
 def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:

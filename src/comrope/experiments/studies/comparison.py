@@ -12,6 +12,7 @@ from comrope.experiments.studies.markdown import (
     counts_of_seeds,
     fields_said,
     interval,
+    label,
     named,
     rows,
     seeds_said,
@@ -63,8 +64,8 @@ def table(results: dict[str, Any]) -> str:
     header += [f"{usual_size(results)} px", "", "mean over resolutions", ""]
     lines = [
         [
-            named(pair.mine),
-            named(pair.other),
+            label(pair.mine),
+            label(pair.other),
             f"{pair.mine['perturbation']:g}",
             *([str(pair.mean.seeds if pair.mean else 0)] if uneven else []),
             *interval(pair.trained),
@@ -112,6 +113,8 @@ def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _line(pair: Pair) -> Line:
-    mine, other = (named(cell).split(" (")[0] for cell in (pair.mine, pair.other))
+    mine, other = named(pair.mine).split(" (")[0], named(pair.other).split(" (")[0]
+    if label(pair.other) != named(pair.other):
+        other += " *"  # with noise of another kind; the table says which
     style = {**STYLES[pair.mine["method"]], "linestyle": "none"}
     return Line(f"{mine} over {other}", style, pair.trained, pair.mean)

@@ -19,7 +19,8 @@ from comrope.experiments.studies.reproduce import Asked, gathered
 
 __all__ = ["report"]
 
-MARKED = re.compile(r"<!-- reproduce (?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
+BEGINS = "<!-- reproduce "
+MARKED = re.compile(rf"{BEGINS}(?P<asked>[^>]+?) -->\n(?:(?!{BEGINS}).)*?<!-- end -->", re.DOTALL)
 PICTURES = "images"  # beside the document
 
 
@@ -28,6 +29,8 @@ def report(document: Path, out: Path) -> list[str]:
     ``images`` beside it. A study without runs says so. Returns what was filled."""
     if not document.is_file():
         raise UserError(f"document: expected a file with marks to fill, got {document}")
+    if not (out / "runs").is_dir():
+        raise UserError(f"out: expected a folder with runs/, got {out}")
     text, filled = document.read_text(), []
 
     def fill(match: re.Match[str]) -> str:
@@ -35,10 +38,12 @@ def report(document: Path, out: Path) -> list[str]:
         filled.append(said)
         return f"<!-- reproduce {said} -->\n{_section(said, document, out)}<!-- end -->"
 
+    begun = text.count(BEGINS)
     text = MARKED.sub(fill, text)
-    if not filled:
+    if not filled or len(filled) != begun:
         raise UserError(
-            f"document: expected marks, <!-- reproduce NAME --> to <!-- end -->, in {document}"
+            f"document: expected marks, {BEGINS}NAME --> to <!-- end -->, in {document}; got "
+            f"{begun}, of which {len(filled)} have an end"
         )
     write_atomically(document, text)
     return filled

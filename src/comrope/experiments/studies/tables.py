@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import (
     by_resolution,
-    gain,
+    interval,
     label,
     number,
     rows,
@@ -18,7 +18,7 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.paired import by_seed
+from comrope.experiments.studies.paired import compare
 
 __all__ = ["ELSEWHERE", "made_elsewhere", "rows", "table", "told_apart"]
 
@@ -185,11 +185,14 @@ def _finetune(results: dict[str, Any]) -> str:
                 name,
                 starts.get(cell["method"], "zero"),
                 number(cell["top1"][size]),
-                _gain(cell, unswapped, size) if cell["finetuned"] else "–",
+                *_over(cell, unswapped, [size]),
+                *([] if len(resolutions) == 1 else _over(cell, unswapped, resolutions)),
                 "–" if printed is None else f"{printed:.2f}",
             ]
         )
-    header = ["method", "angles at the start", f"{size} px", "over APE", "the paper's"]
+    header = ["method", "angles at the start", f"{size} px", "over APE", ""]
+    header += [*([] if len(resolutions) == 1 else ["over APE, mean over resolutions", ""])]
+    header += ["the paper's"]
     text = _how_finetuned(results) + rows(header, lines)
     if len(resolutions) == 1:
         return text
@@ -212,16 +215,18 @@ def _how_finetuned(results: dict[str, Any]) -> str:
         f"Top-1 accuracy, %, {validated_on(results)}: of {start} after {train['epochs']} more with "
         f"each method on top of its APE. Learning rate {optim['lr']:g}, of the angles "
         f"{optim['lr'] * optim['angle_lr_scale']:g}. *Over APE*: the difference from no rotation, "
-        f"seed by seed. The paper's figures are of {other}{results['paper']['finetune']['data']}, "
-        "after 4 epochs.\n\n"
+        "seed by seed, and its 95 % interval (Student's t). The paper's figures are of "
+        f"{other}{results['paper']['finetune']['data']}, after 4 epochs.\n\n"
     )
 
 
-def _gain(cell: dict[str, Any], unswapped: dict[str, Any] | None, size: str) -> str:
-    """Mean and spread of the difference: both of a seed start from the same weights."""
-    if unswapped is None or cell is unswapped:
-        return "–"
-    return gain(by_seed(cell, [size]), by_seed(unswapped, [size]))
+def _over(
+    cell: dict[str, Any], unswapped: dict[str, Any] | None, sizes: Sequence[str]
+) -> list[str]:
+    """Two columns, of differences seed by seed: both of a seed start from the same weights."""
+    if unswapped is None or cell is unswapped or not cell["finetuned"]:
+        return ["–", "–"]
+    return interval(compare(cell, unswapped, sizes))
 
 
 def _cost(results: dict[str, Any]) -> str:

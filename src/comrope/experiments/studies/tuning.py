@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.studies.beyond import ROWS, row_key
+from comrope.experiments.studies.beyond import EVERY, ROWS, SEARCHED, row_key
 from comrope.experiments.studies.cells import PRESETS
 from comrope.experiments.studies.markdown import (
     fields_said,
@@ -27,8 +27,15 @@ OF_ROWS = {row_key(row): dict(row.fields) for row in ROWS}  # what is no matter 
 
 
 def best(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields that tuned.yaml should have of every row."""
-    return {key: _trial(_winner(results, trials)) for key, trials in _by_row(results).items()}
+    """The fields that tuned.yaml should have."""
+    found = {key: _winner(results, trials) for key, trials in _by_row(results).items()}
+    common = _trial(found[SEARCHED]) if SEARCHED in found else {}
+    own = {
+        key: {name: value for name, value in _trial(cell).items() if name not in common}
+        for key, cell in found.items()
+        if key != SEARCHED
+    }
+    return {EVERY: common, **own} if common else own
 
 
 def table(results: dict[str, Any]) -> str:
@@ -40,7 +47,7 @@ def table(results: dict[str, Any]) -> str:
             mean = number(over_views(cell, every), 1)
             lines.append(
                 [
-                    label(cell, settings=False),
+                    label(cell),
                     fields_said(_trial(cell)),
                     str(len(cell["runs"])),
                     number(cell["top1"][size], 1),
