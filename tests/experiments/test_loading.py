@@ -31,8 +31,6 @@ from experiments.runs import tiny
 
 SOURCES = ("digits", "folder", "cached", "grey", "tar", "cached tar", "shards", "moving", "ucf101",
            "cached ucf101")  # fmt: skip
-# Processes take seconds to start: those whose sources hold something open, or shared.
-IN_PROCESSES = ("folder", "cached", "tar", "shards", "ucf101", "cached ucf101")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,7 @@ def same(ours: list[Batch], theirs: list[Batch]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's open file
-@pytest.mark.parametrize("name", IN_PROCESSES)
+@pytest.mark.parametrize("name", SOURCES)
 def test_processes_load_what_this_one_does(name, packed, request):
     config = configured(name, packed, request, evaluate__batch_size=8)
     sources = open_sources(config)

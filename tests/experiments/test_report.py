@@ -85,6 +85,8 @@ def test_a_run_that_changes_changes_the_document(written):
         ("comparision", "name: expected one of .*, got 'comparision'"),
         ("comparison --preset huge", "preset: expected one of demo, small, paper, got 'huge'"),
         ("comparison --size 3", "mark: expected --preset, .* got --size"),
+        ("comparison --seeds two", "mark: expected a number of --seeds, got 'two'"),
+        ("cost", "mark: the study cost has no runs"),
     ],
 )
 def test_marks_that_mean_nothing_are_named_and_nothing_is_written(written, mark, message):
@@ -92,6 +94,7 @@ def test_marks_that_mean_nothing_are_named_and_nothing_is_written(written, mark,
     with pytest.raises(UserError, match=message):
         report(written, written.parent.parent / "results")
     assert written.read_text() == wrong
+    assert not (written.parent / "images").exists()
 
 
 def test_a_mark_without_an_end_is_refused_and_a_folder_without_runs(written, tmp_path):

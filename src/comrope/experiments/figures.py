@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import label, named, seeds_said
+from comrope.experiments.studies.markdown import label, named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
 __all__ = ["STYLES", "draw", "histogram", "new_figure", "resolutions", "save"]
@@ -125,9 +125,8 @@ def _classification(results: dict[str, Any]) -> Any:
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False
     )
-    seeds = seeds_said(results)
-    spread = f"mean of {seeds}, band: ± one standard deviation; " if seeds != "one seed" else ""
-    figure.suptitle(f"Accuracy against resolution ({spread}grey line: training)", fontsize=12)
+    told = "; ".join(filter(None, (spread_said(results, "band"), "grey line: training")))
+    figure.suptitle(f"Accuracy against resolution ({told})", fontsize=12)
     return figure
 
 
@@ -161,8 +160,8 @@ def _video(results: dict[str, Any]) -> Any:
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    seeds = seeds_said(results)
-    spread = f" (mean of {seeds}, band: ± one standard deviation)" if seeds != "one seed" else ""
+    told = spread_said(results, "band")
+    spread = f" ({told})" if told else ""
     figure.suptitle(f"{results['data']}{spread}, perturbation {sigma:g}", fontsize=11)
     return figure
 
@@ -264,8 +263,8 @@ def _finetune(results: dict[str, Any]) -> Any:
     for axis in axes[0]:
         axis.set(xlabel="top-1 accuracy, %", ylim=(len(names) - 0.5, -0.5))
         axis.grid(alpha=0.25)
-    seeds = seeds_said(results)
-    spread = f" (mean of {seeds}, bar: ± one standard deviation)" if seeds != "one seed" else ""
+    told = spread_said(results, "bar")
+    spread = f" ({told})" if told else ""
     epochs = results["recipe"]["train"]["epochs"]
     figure.suptitle(
         f"After {epochs} epochs on top of a model trained with APE{spread}", fontsize=11

@@ -119,12 +119,8 @@ class Method(nn.Module):
         speeds = rope_frequencies(
             *sizes, base=self.base, given=given, position_scale=one, **options
         ).sum(0)
-        random = torch.randn(
-            num_heads, self.num_axes, self.num_axes, device=like.device, dtype=torch.float64
-        )
-        frame = torch.linalg.qr(random).Q  # columns are the turned axes
-        signs = torch.randint(2, (num_heads, 1, self.num_axes), device=like.device)
-        frame = frame * (1 - 2 * signs)  # of QR they are not random
+        empty = like.new_empty(num_heads, self.num_axes, self.num_axes, dtype=torch.float64)
+        frame = torch.stack([nn.init.orthogonal_(axes) for axes in empty])  # columns: turned axes
         own = self.axis_of_block(like.device).double()
         scale = numbers_like(self.position_scale, own)
         return scale[:, None, None] * torch.einsum("hij,jm->ihm", frame, own), speeds

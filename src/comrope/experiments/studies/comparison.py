@@ -15,7 +15,7 @@ from comrope.experiments.studies.markdown import (
     label,
     named,
     rows,
-    seeds_said,
+    spread_said,
     usual_size,
 )
 from comrope.experiments.studies.paired import Difference, compare
@@ -95,11 +95,11 @@ def figure(results: dict[str, Any]) -> Any:
     drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
     drawn = {name: line for name, line in drawn.items() if not name.startswith("_")}
     drawing.legend(handles=[*drawn.values()], loc="outside lower center", ncols=3, frameon=False)
-    seeds, below = seeds_said(results), "; below: differences" if found else ""
-    if seeds != "one seed":
-        seeds = f"mean of {seeds}, bands: ± one standard deviation"
-        below += ", 95 % intervals" if found else ""
-    drawing.suptitle(f"{results['data']}\n{seeds}{below}", fontsize=10)
+    told = spread_said(results, "bands")
+    if found:
+        told += f"{'; below: ' if told else 'below: '}differences"
+        told += ", 95 % intervals" if spread_said(results, "") else ""
+    drawing.suptitle(f"{results['data']}\n{told or 'one seed'}", fontsize=10)
     return drawing
 
 
@@ -115,6 +115,6 @@ def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
 def _line(pair: Pair) -> Line:
     mine, other = named(pair.mine).split(" (")[0], named(pair.other).split(" (")[0]
     if label(pair.other) != named(pair.other):
-        other += " *"  # with noise of another kind; the table says which
+        other += ", noise shared"  # by the batch, unlike ours
     style = {**STYLES[pair.mine["method"]], "linestyle": "none"}
     return Line(f"{mine} over {other}", style, pair.trained, pair.mean)

@@ -18,7 +18,7 @@ from comrope.experiments.figures import STYLES, new_figure, save
 from comrope.experiments.folders import LOG
 from comrope.experiments.logs import read_log
 from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import gain, label, number, rows, seeds_said, spread
+from comrope.experiments.studies.markdown import gain, label, number, rows, spread, spread_said
 from comrope.experiments.views import usual_view
 
 __all__ = ["by_epoch", "draw_found", "figure", "table"]
@@ -108,9 +108,8 @@ def figure(results: dict[str, Any]) -> Any:
     ends.set_yticks(range(len(cells)), [LABELS[c["method"]].split(" (")[0] for c in cells])
     for axis in axes[0]:
         axis.grid(alpha=0.25)
-    seeds = seeds_said(results)
-    spread_said = f" (mean of {seeds}, ± one standard deviation)" if seeds != "one seed" else ""
-    drawing.suptitle(f"{results['data']}{spread_said}", fontsize=11)
+    told = spread_said(results, "band and bar")
+    drawing.suptitle(f"{results['data']}{f' ({told})' if told else ''}", fontsize=11)
     return drawing
 
 

@@ -16,8 +16,8 @@ from comrope.experiments.inspection import angle_elements
 from comrope.experiments.logs import say
 from comrope.experiments.sources import open_sources
 from comrope.experiments.studies import detection
-from comrope.experiments.studies.cells import Cell, run_name
-from comrope.experiments.studies.markdown import named, spread
+from comrope.experiments.studies.cells import LABELS, Cell, run_name
+from comrope.experiments.studies.markdown import spread
 from comrope.experiments.train import is_finished
 from comrope.experiments.views import usual_view, views_of
 
@@ -25,8 +25,8 @@ __all__ = ["OFFSETS", "NothingThere", "gather_cell", "newest_machine", "what_is_
 
 OFFSETS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the paper's rho, in image widths
 MOVED, LEARNED = "offset.json", "angles.json"
-# What a study keeps beside the result of a run.
-BESIDES = {"offset": MOVED, "distribution": LEARNED}
+# What a study wants of a run besides its result: one of these.
+BESIDES = {"offset": (MOVED,), "distribution": (LEARNED, WEIGHTS)}
 
 
 class NothingThere(UserError):
@@ -40,9 +40,8 @@ def what_is_there(
 
     def is_there(config: Config) -> bool:
         folder = runs / run_name(config)
-        beside = BESIDES.get(name)
-        kept = (beside, WEIGHTS) if beside == LEARNED else (beside,)
-        at_hand = beside is None or any((folder / file).is_file() for file in kept if file)
+        beside = BESIDES.get(name, ())
+        at_hand = not beside or any((folder / file).is_file() for file in beside)
         return is_finished(config, folder) and at_hand
 
     there = {cell: [config for config in plan[cell] if is_there(config)] for cell in plan}
@@ -57,8 +56,8 @@ def what_is_there(
 
 def _told_apart(cell: Cell, cells: list[Cell]) -> str:
     """The name of a row, with as much as it takes to tell it from the others."""
-    row = named({"method": cell.method, "name": cell.name})
-    alike = [c for c in cells if named({"method": c.method, "name": c.name}) == row]
+    row = cell.name or LABELS[cell.method]
+    alike = [c for c in cells if (c.name or LABELS[c.method]) == row]
     details = []
     if len({c.perturbation for c in alike}) > 1:
         details.append(f"σ {cell.perturbation:g}")

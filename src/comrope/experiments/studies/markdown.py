@@ -22,6 +22,7 @@ __all__ = [
     "rows",
     "seeds_said",
     "spread",
+    "spread_said",
     "usual_size",
     "validated_on",
 ]
@@ -72,6 +73,12 @@ def seeds_said(results: dict[str, Any]) -> str:
     if max(counts, default=0) <= 1:
         return "one seed" if counts else ""
     return f"{'' if len(counts) == 1 else f'{min(counts)} to '}{max(counts)} seeds"
+
+
+def spread_said(results: dict[str, Any], drawn: str) -> str:
+    """What a figure shows of the seeds, as a band or a bar; empty of one."""
+    seeds = seeds_said(results)
+    return "" if seeds == "one seed" else f"mean of {seeds}, {drawn}: ± one standard deviation"
 
 
 def gain(mine: dict[int, float], other: dict[int, float], digits: int = 2) -> str:

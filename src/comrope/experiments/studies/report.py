@@ -31,26 +31,24 @@ def report(document: Path, out: Path) -> list[str]:
         raise UserError(f"document: expected a file with marks to fill, got {document}")
     if not (out / "runs").is_dir():
         raise UserError(f"out: expected a folder with runs/, got {out}")
-    text, filled = document.read_text(), []
-
-    def fill(match: re.Match[str]) -> str:
-        said = " ".join(match["asked"].split())
-        filled.append(said)
-        return f"<!-- reproduce {said} -->\n{_section(said, document, out)}<!-- end -->"
-
-    begun = text.count(BEGINS)
-    text = MARKED.sub(fill, text)
-    if not filled or len(filled) != begun:
+    text = document.read_text()
+    marks = {match["asked"]: _asked(match["asked"]) for match in MARKED.finditer(text)}
+    begun, ended = text.count(BEGINS), len(MARKED.findall(text))
+    if not begun or ended != begun:
         raise UserError(
             f"document: expected marks, {BEGINS}NAME --> to <!-- end -->, in {document}; got "
-            f"{begun}, of which {len(filled)} have an end"
+            f"{begun}, of which {ended} have an end"
         )
-    write_atomically(document, text)
-    return filled
+
+    def fill(match: re.Match[str]) -> str:
+        said = match["asked"]
+        return f"{BEGINS}{said} -->\n{_section(said, marks[said], document, out)}<!-- end -->"
+
+    write_atomically(document, MARKED.sub(fill, text))
+    return [*marks]
 
 
-def _section(said: str, document: Path, out: Path) -> str:
-    asked = _asked(said)
+def _section(said: str, asked: Asked, document: Path, out: Path) -> str:
     try:
         results = gathered(asked, out / "runs", f"comrope reproduce {said}")
     except NothingThere:
@@ -75,6 +73,16 @@ def _asked(said: str) -> Asked:
         raise UserError(
             f"mark: expected --preset, --seeds, --methods or FIELD=VALUE, got --{min(wrong)}"
         )
-    seeds = int(options["seeds"]) if "seeds" in options else None
+    seeds = options.get("seeds")
+    if seeds is not None and not seeds.isdecimal():
+        raise UserError(f"mark: expected a number of --seeds, got {seeds!r}")
+    if name == "cost":
+        raise UserError("mark: the study cost has no runs, expected one that trains")
     methods = tuple(filter(None, options.get("methods", "").split(",")))
-    return Asked(name, options["preset"], seeds=seeds, methods=methods, overrides=tuple(fields))
+    return Asked(
+        name,
+        options["preset"],
+        seeds=None if seeds is None else int(seeds),
+        methods=methods,
+        overrides=tuple(fields),
+    )
