@@ -20,7 +20,7 @@ from comrope.experiments.studies.reproduce import Asked, gathered
 __all__ = ["report"]
 
 BEGINS = "<!-- reproduce "
-MARKED = re.compile(rf"{BEGINS}(?P<asked>[^>]+?) -->\n(?:(?!{BEGINS}).)*?<!-- end -->", re.DOTALL)
+MARKED = re.compile(rf"{BEGINS}(?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
 PICTURES = "images"  # beside the document
 
 
