@@ -72,7 +72,9 @@ def reproduce(
             say(f"left out, no run is finished: {row}")
     else:
         _check(plan)
-        tasks = [Task(config, runs / run_name(config)) for p in plan.values() for config in p]
+        # Seed by seed: what is stopped half-way has all its rows, of fewer seeds.
+        by_seed = [config for seed in zip(*plan.values(), strict=True) for config in seed]
+        tasks = [Task(config, runs / run_name(config)) for config in by_seed]
         run_all(tasks, device=base.train.device, per_gpu=per_gpu, progress=progress)
         rows = plan.items()
         found = {"cells": [gather_cell(name, *row, runs, False, progress) for row in rows]}
