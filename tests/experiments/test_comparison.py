@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STUDY = STUDIES["comparison"]
 
 
-def test_the_rows_and_their_seeds():
+def test_the_rows_and_their_seeds(tmp_path):
     rows = [(c.method, c.name, c.perturbation) for c in STUDY.cells(PRESETS["small"])]
     assert rows == [
         *((m, n, p) for m, n in [
@@ -39,6 +39,10 @@ def test_the_rows_and_their_seeds():
         ("none", "", 0.0),
     ]  # fmt: skip
     assert [STUDY.seeds(PRESETS[name]) for name in ("demo", "small", "paper")] == [3, 5, 1]
+    rows = make_plan(STUDY, PRESETS["small"], tmp_path).rows
+    assert {cell.perturbation: len(configs) for cell, configs in rows.items()} == {1.0: 5, 0.0: 3}
+    rows = make_plan(STUDY, PRESETS["small"], tmp_path, seeds=4).rows
+    assert {len(configs) for configs in rows.values()} == {4}
     units = {
         c.name: c.config(load_recipe("imagenette"), 0).model.rope_units
         for c in STUDY.cells(PRESETS["small"])

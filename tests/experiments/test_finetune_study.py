@@ -41,6 +41,16 @@ def test_the_rows_of_the_study():
         make_plan(STUDIES["offset"], PRESETS["demo"], Path(), overrides=fields[-1:])
 
 
+def test_all_detectors_start_from_one_backbone():
+    plan = make_plan(
+        STUDIES["detection"], PRESETS["small"], Path("runs"), overrides=["pretrain.data.root=x"]
+    )
+    (backbone,), *rows = plan.rows.values()
+    assert {len(row) for row in rows} == {3}
+    starts = {config.train.start_from for row in rows for config in row}
+    assert starts == {str(Path("runs") / run_name(backbone))}
+
+
 def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(runner, "train", lambda config, folder, progress: ran.append(folder.name))

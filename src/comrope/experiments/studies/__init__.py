@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comrope.experiments.studies.beyond import Ablation, Comparison, Tuning
+from comrope.experiments.studies.beyond import Ablation, Comparison, Tuning, tuned
 from comrope.experiments.studies.cells import (
     LABELS,
     OF_ROWS,
@@ -23,19 +23,19 @@ class Classification(Study):
 
 class Offset(Study):
     def cells(self, preset: Preset) -> list[Cell]:
-        return [Cell(m) for m in preset.methods if m != "ape"]
+        return [tuned(Cell(m), preset) for m in preset.methods if m != "ape"]
 
 
 class BlockSize(Study):
     def cells(self, preset: Preset) -> list[Cell]:
         methods = ("liere", "comrope-ap", "comrope-ld")
-        return [Cell(m, block_size=b) for m in methods for b in (2, 4, 8)]
+        return [tuned(Cell(m, block_size=b), preset) for m in methods for b in (2, 4, 8)]
 
 
 class Perturbation(Study):
     def cells(self, preset: Preset) -> list[Cell]:
         methods = ("ape", "comrope-ld")
-        return [Cell(m, p) for m in methods for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        return [tuned(Cell(m, p), preset) for m in methods for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
 
 
 class Finetune(Study):
@@ -117,6 +117,7 @@ STUDIES: dict[str, Study] = {
         start=Cell("ape", perturbation=0.0),
         decides=("model.ape", "model.init"),
         starts_elsewhere=True,
+        one_start=True,
     ),
     "cost": Study("Parameters and time", "Tab. 5 and 7"),
     "comparison": Comparison("Position encodings compared"),

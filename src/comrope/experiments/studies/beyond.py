@@ -13,14 +13,25 @@ from typing import Any
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.studies.cells import LABELS, Cell, Preset, Study, packaged
 
-__all__ = ["EVERY", "OURS", "ROWS", "SEARCHED", "Ablation", "Comparison", "Tuning", "row_key"]
+__all__ = [
+    "EVERY",
+    "OURS",
+    "ROWS",
+    "SEARCHED",
+    "Ablation",
+    "Comparison",
+    "Tuning",
+    "row_key",
+    "tuned",
+]
 
 OURS = ("comrope-ap", "comrope-ld", "comrope-torus")
+PATCH_UNITS = "vanilla RoPE, patch units"
 ROWS = (
     Cell("ape"),
     # The paper's [0, 1] coordinates, taken at their word; and RoPE the way that it is used.
     Cell("rope", fields=(("model.rope_units", "relative"),), name="vanilla RoPE, relative units"),
-    Cell("rope", fields=(("model.rope_units", "patch"),), name="vanilla RoPE, patch units"),
+    Cell("rope", fields=(("model.rope_units", "patch"),), name=PATCH_UNITS),
     Cell("rope-mixed"),
     Cell("liere"),
     *map(Cell, OURS),
@@ -29,7 +40,8 @@ CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothi
 HELD_OUT = 0.2
 # What decides how all weights learn is searched with one row, and found for all of them.
 SEARCHED, EVERY = "ape", "every row"
-SEEDS_OF_A_TRIAL = 2
+SEEDS_OF_A_TRIAL = 1
+SEEDS_WITHOUT_NOISE = 3  # at the most: the rows with noise are those that decide
 
 # Starts as in search.yaml; whatever a row has of others is unset.
 STARTS: dict[str, dict[str, Any]] = {
@@ -56,10 +68,14 @@ class Comparison(Study):
     def seeds(self, preset: Preset) -> int:
         return 5 if preset.recipe == "imagenette" else preset.seeds
 
+    def seeds_of(self, cell: Cell, preset: Preset) -> int:
+        most = self.seeds(preset)
+        return most if cell.perturbation else min(SEEDS_WITHOUT_NOISE, most)
+
     def cells(self, preset: Preset) -> list[Cell]:
-        rows = [_tuned(row, preset) for row in ROWS]
+        rows = [tuned(row, preset) for row in ROWS]
         every = [replace(row, perturbation=p) for row in rows for p in preset.perturbations]
-        return [*every, _tuned(CONTROL, preset)]
+        return [*every, tuned(CONTROL, preset)]
 
 
 class Tuning(Study):
@@ -84,16 +100,16 @@ class Ablation(Study):
     """Around rows of the comparison, as they are there."""
 
     def cells(self, preset: Preset) -> list[Cell]:
-        rows = [_tuned(row, preset) for row in ROWS if row.method in OURS[1:]]
+        rows = [tuned(row, preset) for row in ROWS if row.method in OURS[1:]]
         return [cell for row in rows for cell in _around(row, load_recipe(self.recipe(preset)))]
 
 
 def row_key(row: Cell) -> str:
-    """What search.yaml and tuned.yaml call it."""
-    return row.name or row.method
+    """What search.yaml and tuned.yaml call it. Vanilla RoPE is in patch units by default."""
+    return row.name or (PATCH_UNITS if row.method == "rope" else row.method)
 
 
-def _tuned(row: Cell, preset: Preset) -> Cell:
+def tuned(row: Cell, preset: Preset) -> Cell:
     """With the fields that a search at this scale found, if there was one."""
     return _with(row, {**_found(EVERY, preset), **_found(row_key(row), preset)})
 

@@ -110,6 +110,7 @@ class Study:
     start: Cell | None = None  # what the other runs start from, unless train.start_from is given
     decides: tuple[str, ...] = ()  # fields, besides those that every study decides
     starts_elsewhere: bool = False  # what they start from was trained on other data
+    one_start: bool = False  # all seeds start from the same run
 
     def recipe(self, preset: Preset) -> str:
         return preset.recipe
@@ -126,6 +127,10 @@ class Study:
 
     def seeds(self, preset: Preset) -> int:
         return preset.seeds
+
+    def seeds_of(self, cell: Cell, preset: Preset) -> int:
+        """Of one row, where a command does not say."""
+        return self.seeds(preset)
 
     def cells(self, preset: Preset) -> list[Cell]:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ def make_plan(
     runs: Path,
     *,
     data: str | None = None,
+    seeds: int | None = None,
     methods: Sequence[str] = (),
     overrides: Sequence[str] = (),
     gather: bool = False,
@@ -50,29 +52,38 @@ def make_plan(
         wanted = ", ".join(dict.fromkeys(known))
         raise UserError(f"methods: expected some of this study's, {wanted}; got {wrong[0]!r}")
     cells = [cell for cell in every if not methods or cell.method in methods]
-    rows = {cell: [cell.config(base, seed) for seed in range(preset.seeds)] for cell in cells}
+    rows = {
+        cell: [cell.config(base, seed) for seed in range(seeds or study.seeds_of(cell, preset))]
+        for cell in cells
+    }
     if study.start is None or base.train.start_from:
         return Plan(base, rows)
-    starts = _starts(study, preset, own, first, place)
+    before = 1 if study.one_start else max(map(len, rows.values()))
+    starts = _starts(study, preset, before, own, first, place)
     if not gather:
         _check_start(study, starts[0])
     for cell, configs in rows.items():
         rows[cell] = [
             config.with_overrides({"train.start_from": str(runs / run_name(start))})
-            for config, start in zip(configs, starts, strict=True)
+            for config, start in zip(configs, itertools.cycle(starts), strict=False)
         ]
     return Plan(base, {study.start: starts, **rows})
 
 
 def _starts(
-    study: Study, preset: Preset, own: Sequence[str], first: Sequence[str], place: dict[str, str]
+    study: Study,
+    preset: Preset,
+    seeds: int,
+    own: Sequence[str],
+    first: Sequence[str],
+    place: dict[str, str],
 ) -> list[Config]:
     """What the others start from, a configuration a seed."""
     assert study.start is not None
     common = [text for text in own if _holds_for_both(text.partition("=")[0], study)]
     before = load_recipe(study.recipe_of_start(preset)).with_overrides(common)
     before = before.with_overrides({} if study.starts_elsewhere else place).with_overrides(first)
-    return [study.start.config(before, seed) for seed in range(preset.seeds)]
+    return [study.start.config(before, seed) for seed in range(seeds)]
 
 
 def _check_start(study: Study, start: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shlex
 import sys
@@ -73,8 +74,8 @@ def reproduce(
     else:
         _check(plan)
         # Seed by seed: what is stopped half-way has all its rows, of fewer seeds.
-        by_seed = [config for seed in zip(*plan.values(), strict=True) for config in seed]
-        tasks = [Task(config, runs / run_name(config)) for config in by_seed]
+        by_seed = itertools.chain.from_iterable(itertools.zip_longest(*plan.values()))
+        tasks = [Task(config, runs / run_name(config)) for config in by_seed if config]
         run_all(tasks, device=base.train.device, per_gpu=per_gpu, progress=progress)
         rows = plan.items()
         found = {"cells": [gather_cell(name, *row, runs, False, progress) for row in rows]}
@@ -138,6 +139,7 @@ class Asked:
             self.scale,
             runs,
             data=self.data,
+            seeds=self.seeds,
             methods=self.methods,
             overrides=self.overrides,
             gather=gather,
