@@ -63,6 +63,8 @@ def _told_apart(cell: Cell, cells: list[Cell]) -> str:
         details.append(f"σ {cell.perturbation:g}")
     if len({c.block_size for c in alike}) > 1:
         details.append(f"blocks of {cell.block_size}")
+    if cell.timeless:
+        details.append("not told the time")
     if len({c.fields for c in alike}) > 1:
         details += (f"{key}={value}" for key, value in cell.fields)
     return f"{row} ({', '.join(details)})" if details else row
