@@ -2,6 +2,7 @@
 
     python benchmarks/detection.py                       # the paper's: 1,024 px, two images
     python benchmarks/detection.py model.drop_path_rate=0    # no compilation for every rate of it
+    python benchmarks/detection.py model.drop_path_rate=0 detect.graph=true    # and fewer launches
     python benchmarks/detection.py --recipe scenes --batch 2 --rounds 3 train.device=cpu
 
 Random weights, images and boxes. A method is timed if its features, angles at zero, are those of
@@ -28,6 +29,7 @@ from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.detect import detection_loss
 from comrope.experiments.distributed import autocast, create_accelerator
 from comrope.experiments.evaluate import build_model, compile_blocks, vit_of
+from comrope.experiments.graphs import replay_in_training
 from comrope.experiments.logs import machine
 from comrope.experiments.optim import create_optimizer
 from comrope.experiments.studies import Cell
@@ -82,7 +84,7 @@ def ready(
 ) -> tuple[Callable[[], None], Any]:
     """A step of the model of a configuration, and the features that it starts with. The weights are
     those given, where it has such; without any, they become its own."""
-    model = build_model(config).to(device)
+    model: Any = build_model(config).to(device)
     model.load_state_dict(weights, strict=False)
     if not weights:
         weights |= {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -91,6 +93,8 @@ def ready(
     model.train()
     if config.train.compile:
         compile_blocks(vit_of(model))
+    if config.detect.graph:
+        replay_in_training(model.backbone.plain)
     return partial(step, model, config, batch, create_optimizer(config, model), device), found
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -28,6 +28,7 @@ from comrope.experiments.distributed import (
 from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.evaluate import build_model, compile_blocks, vit_of
 from comrope.experiments.folders import CONFIG, WEIGHTS, write_result
+from comrope.experiments.graphs import replay_in_training
 from comrope.experiments.loading import end, start
 from comrope.experiments.logs import Log, progress_bar, say
 from comrope.experiments.meter import Meter, summarize
@@ -69,6 +70,8 @@ class Run:
         if config.train.compile:
             torch.compiler.reset()  # what an earlier run compiled is not needed any more
             compile_blocks(vit_of(model))
+        if config.detects and config.detect.graph and accelerator.num_processes == 1:
+            replay_in_training(cast(Any, model).backbone.plain)
         self.model = distribute(model, config.train.strategy, self.accelerator)
         self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
         self.optimizer = create_optimizer(config, self.bare)

@@ -1,0 +1,104 @@
+"""A backbone replayed as a CUDA graph: the same numbers, and only where it may be replayed."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from comrope.experiments import graphs
+from comrope.experiments.graphs import replay_in_training
+from comrope.models import ViT
+from comrope.models.detection import PlainBackbone
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def backbone(position: str) -> PlainBackbone:
+    torch.manual_seed(0)
+    vit = ViT(img_size=32, patch_size=4, position=position, embed_dim=32, depth=3, num_heads=2)
+    return PlainBackbone(vit, window=3)
+
+
+def learn(model: nn.Module, batches: list[torch.Tensor], cast=nullcontext) -> list[torch.Tensor]:
+    """Losses and, after the last step, parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found = []
+    for batch in batches:
+        with cast():
+            loss = model(batch).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach().clone())
+    return [*found, *(parameter.detach() for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("position", ["ape", "liere", "comrope-ap", "comrope-ld", "comrope-torus"])
+class TestReplaying:
+    pytestmark = needs_gpu
+
+    def test_it_learns_as_it_would_have(self, position, half, compiled):
+        """Weights change between replays, an image of another size comes in between."""
+        ordinary = backbone(position).cuda().train()
+        recorded = copy.deepcopy(ordinary)
+        if compiled:
+            for block in recorded.vit.blocks:
+                block.compile()
+        replay_in_training(recorded)
+        batches = [torch.rand(2, 3, size, 32, device="cuda") for size in (32, 32, 24, 32)]
+
+        def cast():
+            return torch.autocast("cuda", torch.bfloat16, enabled=half)
+
+        wanted, found = learn(ordinary, batches, cast), learn(recorded, batches, cast)
+        for right, got in zip(wanted, found, strict=True):
+            torch.testing.assert_close(got, right, rtol=0, atol=2e-2 if half else 1e-4)
+        assert recorded.forward.kind[0] == batches[0].shape
+        recorded.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(
+                recorded(batches[0]), recorded.forward.ordinary(batches[0]), rtol=0, atol=0
+            )
+
+
+class FakeTensor(torch.Tensor):
+    """One that takes itself for a GPU's."""
+
+    is_cuda = True
+
+
+def test_only_what_is_like_the_first_is_replayed(monkeypatch):
+    module, replays = nn.Linear(3, 2), []
+
+    def record(module, sample):
+        ordinary = module.forward
+        module.forward = lambda x: replays.append(x.shape) or ordinary(x)
+
+    monkeypatch.setattr(graphs.torch.cuda, "make_graphed_callables", record)
+    replay_in_training(module)
+
+    def show(*shape):
+        module(torch.ones(shape).as_subclass(FakeTensor))
+
+    module(torch.ones(4, 3))  # on a CPU
+    with torch.no_grad():
+        show(4, 3)
+    module.eval()
+    show(4, 3)
+    assert not replays
+    module.train()
+    show(4, 3), show(5, 3), show(4, 3)
+    assert replays == [(4, 3), (4, 3)]
+    module.eval()
+    show(4, 3)
+    assert len(replays) == 2
+    assert list(module.state_dict()) == ["weight", "bias"]
