@@ -15,7 +15,8 @@ from comrope.experiments.studies.tables import rows, table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("docs/reproduce.md", "docs/fast.md", "README.md")
 MARKED = re.compile(
-    r"<!-- (cost|parameters|training|copying|study|bench [\w-]+): (\S+) -->\n.*?<!-- end -->",
+    r"<!-- (cost|parameters|training|copying|scaling|study|bench [\w-]+): (\S+) -->\n"
+    r".*?<!-- end -->",
     re.DOTALL,
 )
 
@@ -103,6 +104,26 @@ def copying(results: dict) -> str:
     )
 
 
+def scaling(results: dict) -> str:
+    """What Tab. 1 would take, from the compiled steps of the paper's ViT, if GPUs add up."""
+    seen, together = 200 * 1_281_167, (1, 8, 64)  # images of a run: epochs of ImageNet-1K
+    hours = {}
+    for row in results["rows"]:
+        whole = row["suite"] == "vit" and row["name"] in ("APE", *LABELS) and row["compiled"]
+        if whole and row["method"] != "none":
+            batch = int(re.search(r"batch (\d+)", row["part"])[1])
+            hours[row["method"]] = seen / batch * row["measures"]["step"]["ms"] / 3.6e6
+    lines = [[LABELS[m], *(f"{h / gpus:.2g}" for gpus in together)] for m, h in hours.items()]
+    all_rows = [f"**{2 * sum(hours.values()) / gpus:.3g}**" for gpus in together]
+    lines.append(["**Tab. 1: all, with noise and without**", *all_rows])
+    machine = results["machine"]
+    return (
+        f"{rows(['hours', '1 GPU', '8 GPUs', '64 GPUs'], lines)}\nComputed, not run: 200 epochs, "
+        f"forward and backward steps of `comrope bench vit --preset {results['preset']}`, "
+        f"{machine['device']}, torch {machine['torch']}, {machine['date']}.\n"
+    )
+
+
 def fill(text: str) -> str:
     """The document with its tables made anew."""
 
@@ -113,7 +134,7 @@ def fill(text: str) -> str:
             body = bench(results, suite)
         else:
             makers = {"cost": cost, "parameters": parameters, "training": training}
-            body = {**makers, "copying": copying, "study": study}[kind](results)
+            body = {**makers, "copying": copying, "scaling": scaling, "study": study}[kind](results)
         return f"<!-- {match[1]}: {match[2]} -->\n{body}<!-- end -->"
 
     return MARKED.sub(make, text)
