@@ -18,7 +18,10 @@ def build(method="comrope-ld", **changes):
     ("changes", "message"),
     [
         ({"method": "ropee"}, "method: expected one of rope, .*, got 'ropee'"),
-        ({"init": "ones"}, "init: expected one of normal, zeros, rope, turned, got 'ones'"),
+        (
+            {"init": "ones"},
+            "init: expected one of normal, zeros, .*, scattered, got 'ones'",
+        ),
         ({"backend": "cuda"}, "backend: expected one of auto, .*, triton, got 'cuda'"),
         ({"method": "liere", "backend": "spectral"}, "backend: 'spectral' needs .* commute"),
         ({"channel_order": "neox"}, "channel_order: expected one of interleaved, half, got 'neox'"),
@@ -38,7 +41,7 @@ def build(method="comrope-ld", **changes):
         ({"init": "rope", "frequencies": [1.0], "base": 9.0}, "base: expected None beside"),
         (
             {"base": 100.0},
-            "base: expected None, since only method 'rope', init 'rope' and init 'turned' .* 100.0",
+            "base: expected None, since only method 'rope' and the inits .* 100.0",
         ),
         ({"position_scale": 14.0}, "position_scale: expected None, since only .*, got 14.0"),
         ({"num_prefix_tokens": -1}, "num_prefix_tokens: expected an integer of at least 0, got -1"),

@@ -9,7 +9,7 @@ from typing import Any
 from comrope import analysis
 from comrope.groups import parameter_groups
 from comrope.methods import METHODS
-from comrope.positions import grid, perturb, relative, shift, with_class_token
+from comrope.positions import grid, perturb, relative, rescale, shift, with_class_token
 from comrope.rotary import RotaryEmbedding
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "parameter_groups",
     "perturb",
     "relative",
+    "rescale",
     "shift",
     "swap",
     "unswap",

@@ -5,6 +5,7 @@ Positions are (T, N), shared by a batch, or (B, T, N), one set a sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -13,7 +14,15 @@ from torch import Tensor
 from comrope import checks
 from comrope.precision import numbers_like
 
-__all__ = ["check_positions", "grid", "perturb", "relative", "shift", "with_class_token"]
+__all__ = [
+    "check_positions",
+    "grid",
+    "perturb",
+    "relative",
+    "rescale",
+    "shift",
+    "with_class_token",
+]
 
 
 def grid(
@@ -110,6 +119,32 @@ def shift(
     positions = _per_sample(_floating("positions", positions), batch_size)
     offsets = (*positions.shape[:-2], 1, positions.shape[-1])
     return positions + std * _randn(offsets, positions, generator)
+
+
+def rescale(
+    positions: Tensor,
+    most: float,
+    *,
+    center: float | Sequence[float] = 0.5,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Training at many scales: all tokens together, nearer to ``center`` or farther from it.
+
+    By one factor between 1 / ``most`` and ``most``, its logarithm uniform, for each sample of
+    positions (B, T, N), or of shared ones with ``batch_size``; else there is one for all. What a
+    model sees of positions at another resolution, neighbours that are nearer or farther, it has
+    then seen in training.
+    """
+    if checks.real("most", most) < 1:
+        raise ValueError(f"most: expected a factor of at least 1, got {most!r}")
+    positions = _per_sample(_floating("positions", positions), batch_size)
+    middle = numbers_like(checks.per_axis("center", center, positions.shape[-1]), positions)
+    device = generator.device if generator is not None else positions.device
+    shape = (*positions.shape[:-2], 1, 1)
+    drawn = torch.rand(shape, generator=generator, device=device, dtype=positions.dtype)
+    factor = ((2 * drawn - 1) * math.log(most)).exp().to(positions.device)
+    return middle + factor * (positions - middle)
 
 
 def check_positions(label: str, positions: Tensor) -> None:

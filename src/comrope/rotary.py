@@ -32,9 +32,11 @@ class RotaryEmbedding(nn.Module):
             (blocks of two) to 5.5 (sixteen) radians per unit, so for positions in about [0, 1];
             ``"zeros"``, no rotation at all, so standard attention; ``"rope"``, vanilla RoPE;
             ``"turned"``, vanilla RoPE with the axes turned at random, head by head, so that phases
-            grow in all directions (on two axes the start of RoPE-Mixed's authors, with base 10).
-        base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and the inits ``"rope"``
-            and ``"turned"``.
+            grow in all directions (on two axes the start of RoPE-Mixed's authors, with base 10);
+            ``"scattered"``, every plane (in ``"comrope-ld"`` every block) in a direction of its
+            own, as fast as any of vanilla RoPE's, logarithms of speeds uniform.
+        base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and the inits ``"rope"``,
+            ``"turned"`` and ``"scattered"``.
         position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
             default. They are made for positions that count patches: for positions in [0, 1] give
             the grid of the training resolution.

@@ -129,6 +129,7 @@ def test_the_table_of_trials_marks_the_best_and_ends_as_the_file_wants_it(tmp_pa
 
 def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
     recipe = load_recipe("imagenette")
+    assert make_plan(STUDIES["ablation"], PRESETS["small"], None).base.data.holdout == 0.2
     cells = STUDIES["ablation"].cells(PRESETS["small"])
     for method in ("comrope-ld", "comrope-torus"):
         plain, *changed = [cell for cell in cells if cell.method == method]
@@ -140,8 +141,16 @@ def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
             found[what] = {n: other[n] for n in own if own[n] != other[n]}
         turned = {"model.init": "turned", "model.base": 10.0}
         rope = {"model.init": "rope", "model.base": 100.0}
-        assert found == {
+        basis = {
+            "basis learns at a tenth of the rate": {"optim.basis_lr_scale": 0.1},
+            "basis fixed": {"optim.basis_lr_scale": 0.0},
+        }
+        assert found == (basis if method == "comrope-torus" else {}) | {
             "class token unrotated": {"model.class_position": "unrotated"},
+            "starts scattered, base 10": turned | {"model.init": "scattered"},
+            "angles decay": {"optim.angle_weight_decay": 0.05},
+            "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
+            "absolute positions besides": {"model.ape": True},
             "starts as RoPE in patch units, base 100": rope,
             "starts as RoPE in relative units, base 100": rope | {"model.rope_units": "relative"},
             "starts as RoPE with turned axes, base 10": turned,

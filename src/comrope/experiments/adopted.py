@@ -73,11 +73,16 @@ def adopt(config: Config) -> Adopted:
     model = config.model
     if changed := [name for name in ITS_OWN if getattr(model, name) != getattr(Model(), name)]:
         raise UserError(f"model.{changed[0]}: a model of timm decides it; leave it as it is")
-    if config.train.perturbation:
-        raise UserError(
-            "train.perturbation: expected 0, since the absolute positions of a model of timm "
-            f"cannot be moved, got {config.train.perturbation:g}"
-        )
+    train = config.train
+    for field, value, none in (
+        ("perturbation", train.perturbation, 0),
+        ("rescale", train.rescale, 1),
+    ):
+        if value != none:
+            raise UserError(
+                f"train.{field}: expected {none}, since the absolute positions of a model of timm "
+                f"cannot be moved, got {value:g}"
+            )
     adopted = Adopted(_create(config, model.name.removeprefix(TIMM)))
     if model.position == "ape":
         return adopted

@@ -90,6 +90,8 @@ class Optim:
     name: str = "adamw"
     lr: float = 1e-3
     angle_lr_scale: float = 1.0  # of the angles' learning rate to the others'
+    basis_lr_scale: float = 1.0  # of that of comrope-torus's basis to the other angles'
+    angle_weight_decay: float = 0.0
     layer_decay: float = 1.0  # of the learning rate, from each layer to the one before it
     weight_decay: float = 0.01
     betas: Pair = (0.9, 0.999)
@@ -109,6 +111,7 @@ class Train:
     perturbation: float = 1.0  # the paper's sigma
     perturbation_per: str = "sample"  # or "batch": one draw for all
     perturbation_axes: tuple[int, ...] = ()  # by number; by default all
+    rescale: float = 1.0  # coordinates by a factor of up to this, or down; drawn as the noise is
     precision: str = "no"  # or "bf16", "fp16"
     compile: bool = False
     ema: float | None = None  # decay of the averaged weights, which are then the ones evaluated

@@ -74,21 +74,28 @@ class Classification(Objective):
         return self.soften.loss(run.model(images, place), targets)
 
     def positions(self, run: Any) -> Tensor:
-        """Of the patches: their centres, or the paper's noise about them, for the whole batch."""
+        """Of the patches: their centres, or where they were moved to, for the whole batch."""
         train, grid = self.config.train, run.bare.train_grid
         place = coordinates.grid(grid, device=self.device)
-        if not train.perturbation:
-            return place
         # Drawn for all processes at once, so that it does not depend on their number.
-        noise = generator(train.seed, "noise", run.step, device=self.device)
-        return coordinates.perturb(
-            place,
-            [1 / size for size in grid],
-            train.perturbation,
-            batch_size=train.batch_size if train.perturbation_per == "sample" else None,
-            axes=train.perturbation_axes or None,
-            generator=noise,
-        )
+        samples = train.batch_size if train.perturbation_per == "sample" else None
+        if train.perturbation:
+            place = coordinates.perturb(
+                place,
+                [1 / size for size in grid],
+                train.perturbation,
+                batch_size=samples,
+                axes=train.perturbation_axes or None,
+                generator=generator(train.seed, "noise", run.step, device=self.device),
+            )
+        if train.rescale > 1:
+            place = coordinates.rescale(
+                place,
+                train.rescale,
+                batch_size=samples if place.ndim == 2 else None,
+                generator=generator(train.seed, "scale", run.step, device=self.device),
+            )
+        return place
 
     def evaluate(
         self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from comrope.experiments.config import Config
 from comrope.experiments.errors import UserError
 from comrope.groups import split_parameters
+from comrope.methods.comrope_torus import ComRoPETorus
 
 __all__ = ["Soften", "create_optimizer", "create_schedule", "parameter_groups"]
 
@@ -26,19 +27,23 @@ def parameter_groups(config: Config, model: nn.Module) -> list[dict[str, Any]]:
     ``optim.layer_decay`` a group for each layer of a kind."""
     optim = config.optim
     layers = {id(parameter): _layer(name) for name, parameter in model.named_parameters()}
+    bases = {id(m.P) for m in model.modules() if isinstance(m, ComRoPETorus) and m.block_size > 2}
     top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
-    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    decays = {"decayed": optim.weight_decay, "angles": optim.angle_weight_decay}
+    groups: dict[tuple[str, bool, int], dict[str, Any]] = {}
     for kind, parameters in split_parameters(model).items():
         for parameter in parameters:
             layer = layers[id(parameter)]
             below = 0 if optim.layer_decay == 1 or layer is None else top - layer
-            angles = optim.angle_lr_scale if kind == "angles" else 1.0
+            scale = optim.angle_lr_scale if kind == "angles" else 1.0
+            apart = id(parameter) in bases and optim.basis_lr_scale != 1
+            scale *= optim.basis_lr_scale if apart else 1.0
             group = groups.setdefault(
-                (kind, below),
+                (kind, apart, below),
                 {
                     "params": [],
-                    "weight_decay": optim.weight_decay if kind == "decayed" else 0.0,
-                    "lr_scale": angles * optim.layer_decay**below,
+                    "weight_decay": decays.get(kind, 0.0),
+                    "lr_scale": scale * optim.layer_decay**below,
                 },
             )
             group["params"].append(parameter)

@@ -36,6 +36,7 @@ AT_LEAST_ONE = {
     "train.checkpoint_every",
     "train.keep",
     "train.log_every",
+    "train.rescale",
     "evaluate.batch_size",
     "detect.image_size",
     "detect.window",
@@ -133,7 +134,7 @@ def _check_detection(config: Config) -> None:
             "model.name: expected vit_SIZE_patchP_RESOLUTION, a ViT of ours; train.start_from fills"
             f" it with timm's weights; got {config.model.name!r}"
         )
-    for name, wanted in (("perturbation", 0), ("strategy", "ddp")):
+    for name, wanted in (("perturbation", 0), ("rescale", 1), ("strategy", "ddp")):
         if (value := getattr(config.train, name)) != wanted:
             raise UserError(f"train.{name}: expected {wanted} of a detector, got {value!r}")
     for name in ("mixup", "cutmix", "erase", "smoothing", "color_jitter", "auto_augment"):

@@ -22,7 +22,7 @@ __all__ = [
     "skew_part",
 ]
 
-INITS = ("normal", "zeros", "rope", "turned")
+INITS = ("normal", "zeros", "rope", "turned", "scattered")
 AXIS_ORDERS = ("alternating", "contiguous")
 
 
@@ -125,6 +125,20 @@ class Method(nn.Module):
         scale = numbers_like(self.position_scale, own)
         return scale[:, None, None] * torch.einsum("hij,jm->ihm", frame, own), speeds
 
+    def scattered(
+        self, like: Tensor, num_heads: int, *, by_block: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Phases that grow in any direction, at any speed between vanilla RoPE's fastest and that
+        over ``base``: directions (N, H, m, f), or (N, H, m, 1) ``by_block``, and speeds (H, m, f),
+        whose logarithms are uniform.
+        """
+        planes = (num_heads, self.num_blocks, self.num_planes)
+        each = (*planes[:2], 1) if by_block else planes
+        direction = nn.functional.normalize(like.new_empty(self.num_axes, *each).normal_(), dim=0)
+        scale = numbers_like(self.position_scale, direction)
+        speeds = self.base ** -like.new_empty(planes).uniform_()
+        return scale[:, None, None, None] * direction, speeds
+
     def axis_of_block(self, device: torch.device) -> Tensor:
         """(N, m), 1 where block j turns with axis i, in the methods where each has one axis."""
         return axis_of_block(self.num_axes, self.num_blocks, self.axis_order, device)
@@ -150,14 +164,15 @@ class Method(nn.Module):
 
     def _check_blocks(self) -> None:
         dim, size, axes = self.head_dim, self.block_size, self.num_axes
-        if self.init == "turned" and self.axis_partitioned:
+        if self.init in ("turned", "scattered") and self.axis_partitioned:
             raise ValueError(
-                f"init: 'turned' turns the axes, and each block of method {self.name!r} keeps to "
-                "one; expected normal, zeros or rope"
+                f"init: {self.init!r} turns the axes, and each block of method {self.name!r} keeps "
+                "to one; expected normal, zeros or rope"
             )
         if dim % size:
             raise ValueError(f"block_size: expected a divisor of head_dim {dim}, got {size}")
-        if (self.axis_partitioned or self.is_vanilla) and self.num_blocks % axes:
+        shared_out = self.is_vanilla and self.init != "scattered"
+        if (self.axis_partitioned or shared_out) and self.num_blocks % axes:
             reason = f"method {self.name!r}" if self.axis_partitioned else f"init {self.init!r}"
             raise ValueError(
                 f"head_dim: {reason} shares the blocks of a head out to the axes, so head_dim / "
@@ -176,15 +191,17 @@ class Method(nn.Module):
         for label, value in given.items():
             if value is not None and not self.is_vanilla:
                 raise ValueError(
-                    f"{label}: expected None, since only method 'rope', init 'rope' and init "
-                    f"'turned' have vanilla RoPE's frequencies, got {value!r}; other starts want "
-                    "positions in about [0, 1] (comrope.grid, comrope.relative)"
+                    f"{label}: expected None, since only method 'rope' and the inits 'rope', "
+                    f"'turned' and 'scattered' have vanilla RoPE's frequencies, got {value!r}; "
+                    "other starts want positions in about [0, 1] (comrope.grid, comrope.relative)"
                 )
         self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
         self.position_scale = checks.per_axis("position_scale", scale, self.num_axes, positive=True)
         self.given_frequencies: tuple[float, ...] | None = None
         if frequencies is not None:
+            if self.init == "scattered":
+                raise ValueError("frequencies: expected None, since init 'scattered' draws them")
             if base is not None:
                 raise ValueError("base: expected None beside frequencies, which take its place")
             planes = self.num_blocks // self.num_axes * self.num_planes
@@ -233,7 +250,7 @@ def _joins(first: Method, method: Method) -> bool:
 
 def has_vanilla_frequencies(method: str, init: str) -> bool:
     """Whether an encoding starts from vanilla RoPE's, which count patches or tokens."""
-    return method == "rope" or init in ("rope", "turned")
+    return method == "rope" or init in ("rope", "turned", "scattered")
 
 
 def skew_part(matrix: Tensor) -> Tensor:

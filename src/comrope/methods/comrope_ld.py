@@ -40,16 +40,23 @@ class ComRoPELD(Method):
             self.theta.copy_(self.axis_of_block(self.P.device)[:, None])
             return
         if self.init == "turned":
-            direction, speeds = self.turned_rope(self.P, self.theta.shape[1])
-            scale = max(self.position_scale)  # in P, as for "rope": theta is of the size of one
-            self.P.copy_(0.5 * scale * plane_generators(speeds, self.block_size))
-            self.theta.copy_(direction / scale)
+            self._set(*self.turned_rope(self.P, self.theta.shape[1]))
+            return
+        if self.init == "scattered":
+            direction, _ = self.scattered(self.P, self.theta.shape[1], by_block=True)
+            _, speeds = self.scattered(self.P, self.num_heads)
+            self._set(direction[..., 0], speeds)
             return
         if self.init == "normal":
             self.P.normal_()
         else:
             self.P.zero_()
         self.theta.normal_()
+
+    def _set(self, direction: Tensor, speeds: Tensor) -> None:
+        scale = max(self.position_scale)  # in P, as for "rope": theta is of the size of one
+        self.P.copy_(0.5 * scale * plane_generators(speeds, self.block_size))
+        self.theta.copy_(direction / scale)
 
     def angles_of(self, P: Tensor, theta: Tensor) -> Line:  # type: ignore[override]
         if self.settings["shared_theta"]:  # by all heads of a layer

@@ -48,6 +48,9 @@ class ComRoPETorus(Method):
         elif self.init == "turned":
             direction, speeds = self.turned_rope(self.frequencies, self.num_heads)
             self.frequencies.copy_(direction[..., None] * speeds)
+        elif self.init == "scattered":
+            direction, speeds = self.scattered(self.frequencies, self.num_heads)
+            self.frequencies.copy_(direction * speeds)
         else:
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
 

@@ -61,6 +61,11 @@ STARTS: dict[str, dict[str, Any]] = {
         "model.rope_units": "patch",
         "model.base": 10.0,
     },
+    "starts scattered, base 10": {
+        "model.init": "scattered",
+        "model.rope_units": "patch",
+        "model.base": 10.0,
+    },
 }
 
 
@@ -78,11 +83,16 @@ class Comparison(Study):
         return [*every, tuned(CONTROL, preset)]
 
 
-class Tuning(Study):
-    """The trials of search.yaml: shorter than the real training, and on a part of its images."""
+class HeldOut(Study):
+    """Shorter than the real training, and on a part of its images: what is found here may be chosen
+    for the comparison."""
 
     def settings(self, recipe: Config) -> dict[str, Any]:
         return {"data.holdout": HELD_OUT, "train.epochs": max(1, recipe.train.epochs // 2)}
+
+
+class Tuning(HeldOut):
+    """The trials of search.yaml."""
 
     def seeds(self, preset: Preset) -> int:
         return SEEDS_OF_A_TRIAL
@@ -96,7 +106,7 @@ class Tuning(Study):
         ]
 
 
-class Ablation(Study):
+class Ablation(HeldOut):
     """Around rows of the comparison, as they are there."""
 
     def cells(self, preset: Preset) -> list[Cell]:
@@ -131,7 +141,13 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
         "noise shared by the batch": {"train.perturbation_per": "batch"},
         "angles learn at a tenth of the rate": {"optim.angle_lr_scale": scale * 0.1},
         "angles learn at ten times the rate": {"optim.angle_lr_scale": scale * 10},
+        "angles decay": {"optim.angle_weight_decay": 0.05},
+        "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
+        "absolute positions besides": {"model.ape": True},
     }
+    if row.method == "comrope-torus":
+        changes["basis learns at a tenth of the rate"] = {"optim.basis_lr_scale": 0.1}
+        changes["basis fixed"] = {"optim.basis_lr_scale": 0.0}
     name = LABELS[row.method].split(" (")[0]
     changed = [_with(row, fields, name=f"{name}, {what}") for what, fields in changes.items()]
     silent = replace(row, perturbation=0.0, name=f"{name}, no noise")

@@ -24,6 +24,9 @@ LATER = (
     "augment.frames",
     "train.start_from",
     "train.perturbation_axes",
+    "train.rescale",
+    "optim.basis_lr_scale",
+    "optim.angle_weight_decay",
     "optim.layer_decay",
     "detect.",
 )
