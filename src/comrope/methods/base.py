@@ -235,8 +235,9 @@ def _joins(first: Method, method: Method) -> bool:
     """Whether both can be stacked; a frozen layer is not, or its input would want a gradient."""
     if not first.same_kind(method):
         return False
+    # To ask torch for all that is in a module would take longer than the rest, and here is no more.
     places = [
-        [tensor.device for tensor in (*each.parameters(), *each.buffers())]
+        [x.device for x in (*each._parameters.values(), *each._buffers.values()) if x is not None]
         for each in (first, method)
     ]
     for name, shape in method.shapes().items():
