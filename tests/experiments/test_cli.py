@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from comrope.experiments.evaluate import load_run
 from comrope.experiments.inspection import angles_moved, ape_variation
@@ -86,6 +87,37 @@ def test_moving_the_image_moves_lieres_accuracy_only(study):
             assert max(moved) > 3
         else:
             assert max(moved) <= 0.1
+
+
+def test_other_units_change_other_resolutions_only(study):
+    settings = ("--out", study, "--methods", "liere,comrope-ld", "--seeds", 2, "--quiet")
+    said = comrope("reproduce", "units", *TINY, *settings)
+    (folder,) = study.glob("units-liere-comrope-ld-*")
+    results = json.loads((folder / "results.json").read_text())
+    for cell in results["cells"]:
+        for run in cell["runs"]:
+            assert len({by_size["12"] for by_size in run["units"].values()}) == 1
+            assert run["units"]["0"] == run["top1"]
+            assert run["units"]["1"]["24"] != run["units"]["0"]["24"]
+        means = {s: (v["12"]["mean"] + v["24"]["mean"]) / 2 for s, v in cell["units"].items()}
+        assert f"**{max(means.values()):.1f}" in said
+    again = comrope("reproduce", "units", *TINY, *settings, "--gather")  # as they are: no data
+    assert again.splitlines()[:12] == said.splitlines()[:12]
+
+
+def test_frequencies_before_and_after_training(study):
+    settings = ("--out", study, "--methods", "comrope-ld", "--quiet")
+    said = comrope("reproduce", "angles", *TINY, *settings)
+    (folder,) = study.glob("angles-comrope-ld-*")
+    (cell,) = json.loads((folder / "results.json").read_text())["cells"]
+    model = load_run(study / "runs" / cell["runs"][0]["run"])[1]
+    for layer, name in enumerate(model.blocks):
+        _, wanted = name.attn.rope.spectrum()
+        found = torch.tensor(cell["runs"][0]["learned"][layer])
+        torch.testing.assert_close(found, wanted.flatten(1), rtol=1e-3, atol=1e-3)
+        assert cell["runs"][0]["start"][layer] != cell["runs"][0]["learned"][layer]
+        assert f"| ComRoPE-LD | {layer} | " in said
+    assert (folder / "figure.png").stat().st_size > 20_000
 
 
 def test_every_layers_angles_move_and_ape_varies_along_both_axes(study):

@@ -115,7 +115,7 @@ def test_what_cannot_be_gathered_is_told(tmp_path):
 def test_moved_images_are_gathered_as_they_are(tmp_path):
     finish_runs(tmp_path, "offset", accuracy)
     for folder in (tmp_path / "runs").iterdir():
-        known = {"about": {"root": "there"}, "top1": {"0": 61.0, "4": 60.5}}
+        known = {"about": {"root": "there"}, "offset": {"0": 61.0, "4": 60.5}}
         (folder / "offset.json").write_text(json.dumps(known))
     results = gathered(tmp_path, "offset")
     assert results["cells"][0]["offset"]["4"]["values"] == [60.5, 60.5]

@@ -328,3 +328,18 @@ def test_who_keeps_the_projection_keeps_it_as_it_was():
 def _weights(model):
     qkv = model.blocks[0].attn.qkv
     return qkv.weight, qkv.bias
+
+
+def test_positions_that_count_patches():
+    """Neighbours of a larger canvas as far apart as in training, about the same centre."""
+    model = ViT(img_size=(8, 12), patch_size=2, embed_dim=32, depth=1, num_heads=2)
+    usual, large = model.token_positions(), model.token_positions((8, 9), 1.0)
+    torch.testing.assert_close(usual, model.token_positions((4, 6), 1.0))
+    steps = [(place[1:].unflatten(0, grid)[1, 1] - place[1:].unflatten(0, grid)[0, 0])
+             for place, grid in ((usual, (4, 6)), (large, (8, 9)))]  # fmt: skip
+    torch.testing.assert_close(*steps)
+    torch.testing.assert_close(large[1:].mean(0), torch.full((2,), 0.5))
+    assert torch.equal(large[0], usual[0])  # the class token
+    half = model.token_positions((8, 9), 0.5)[1:] - 0.5
+    relative = model.token_positions((8, 9))[1:] - 0.5
+    torch.testing.assert_close(half**2, relative * (large[1:] - 0.5))  # by powers

@@ -110,6 +110,7 @@ def accuracy(
     accelerator: Accelerator,
     *,
     offset: float = 0.0,
+    patch_units: float = 0.0,
     advance: Callable[[int], Any] = lambda images: None,
 ) -> dict[str, Any]:
     """Top-1 in percent, how many images that is of, and what was taken for what, if there are few
@@ -117,6 +118,7 @@ def accuracy(
 
     ``offset`` is the paper's rho: the coordinates of every image, class token included, are moved
     by N(0, rho^2) image widths along each axis, each image by its own, drawn from a fixed seed.
+    ``patch_units`` as ``ViT.token_positions`` takes it.
     """
     if offset and isinstance(model, Adopted):
         raise UserError("offsets: a model of timm finds its positions itself; they cannot be moved")
@@ -134,7 +136,7 @@ def accuracy(
         unreadable += batch.unreadable
         images = normalize(batch.images)
         targets = batch.targets.to(device)
-        place = _places(model, images, view)
+        place = _places(model, images, view, patch_units)
         if offset:  # however the images are put into batches
             first = (number * accelerator.num_processes + accelerator.process_index) * len(targets)
             own = torch.arange(first, first + len(targets)).clamp(max=len(validation) - 1)
@@ -171,9 +173,9 @@ def validating(config: Config, source: Source, accelerator: Accelerator) -> Iter
         validation.close()
 
 
-def _places(model: ViT, images: Tensor, view: View) -> Tensor:
+def _places(model: ViT, images: Tensor, view: View, patch_units: float) -> Tensor:
     """Where the tokens are. A part of a video takes less time: as much less as it is shorter."""
-    place = model.token_positions(model.patches.grid_shape(images.shape[2:]))
+    place = model.token_positions(model.patches.grid_shape(images.shape[2:]), patch_units)
     if view.span == 1:
         return place
     time = 0.5 + view.span * (place[:, :1] - 0.5)

@@ -13,7 +13,7 @@ from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import label, named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
-__all__ = ["STYLES", "draw", "histogram", "new_figure", "resolutions", "save"]
+__all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "resolutions", "save"]
 
 # A colour and a mark for each method, the same in every figure; told apart without colour too.
 STYLES: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def histogram(elements: torch.Tensor) -> dict[str, list[float]]:
     return {"density": density.tolist(), "edges": edges.tolist()}
 
 
-def _curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: Any) -> None:
+def curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: Any) -> None:
     means = np.array([s["mean"] for s in spreads])
     axis.plot(xs, means, linewidth=1.8, markersize=5, **style)
     if spreads[0]["std"] is not None:
@@ -87,7 +87,7 @@ def resolutions(
     xs = results["resolutions"]
     for number, cell in enumerate(cells):
         style = style_of(cell, number)
-        _curve(axis, xs, [cell["top1"][str(x)] for x in xs], **style)
+        curve(axis, xs, [cell["top1"][str(x)] for x in xs], **style)
     axis.axvline(results["trained_at"], color="0.8", zorder=0, linewidth=1)
     axis.set(xlabel="evaluation resolution, px", xticks=xs)
     axis.tick_params(axis="x", rotation=45)
@@ -153,7 +153,7 @@ def _video(results: dict[str, Any]) -> Any:
         xs = sorted(views)
         for number, cell in enumerate(cells):
             if all(name in cell["top1"] for name in views.values()):
-                _curve(axis, xs, [cell["top1"][views[x]] for x in xs], **style(cell, number))
+                curve(axis, xs, [cell["top1"][views[x]] for x in xs], **style(cell, number))
         axis.set(xlabel=said, xticks=xs)
         axis.grid(alpha=0.25)
         axis.sharey(axes[0, 0])
@@ -172,7 +172,7 @@ def _offset(results: dict[str, Any]) -> Any:
     for number, cell in enumerate(results["cells"]):
         xs = [float(x) for x in cell["offset"]]
         style = _of_method(cell, number)
-        _curve(axis, xs, list(cell["offset"].values()), **style)
+        curve(axis, xs, list(cell["offset"].values()), **style)
     axis.set(xlabel="ρ, image widths", ylabel="top-1 accuracy, %")
     axis.set_title(f"Accuracy when the coordinates of every image are moved by N(0, ρ²)\n"
                    f"{results['data']}", fontsize=10)  # fmt: skip

@@ -169,9 +169,21 @@ class ViT(Pretrained):
         kept = {k: v for k, v in self._given.items() if k not in ("shared_theta", "frequencies")}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
-    def token_positions(self, grid: Sequence[int] | None = None) -> Tensor:
-        """Where the tokens of a grid of patches stand, class token included: (T [+ 1], N)."""
-        place = coordinates.grid(grid or self.train_grid, device=self.patches.proj.weight.device)
+    def token_positions(
+        self, grid: Sequence[int] | None = None, patch_units: float = 0.0
+    ) -> Tensor:
+        """Where the tokens of a grid of patches stand, class token included: (T [+ 1], N).
+
+        Relative to the canvas, which is [0, 1] whatever the grid; with ``patch_units`` 1 neighbours
+        are as far apart as they were in training, so that a larger canvas reaches farther about its
+        centre; between the two, by powers.
+        """
+        grid = tuple(grid or self.train_grid)
+        place = coordinates.grid(grid, device=self.patches.proj.weight.device)
+        if patch_units:
+            sizes = zip(grid, self.train_grid, strict=True)
+            reach = numbers_like([(now / then) ** patch_units for now, then in sizes], place)
+            place = 0.5 + reach * (place - 0.5)
         return coordinates.with_class_token(place, count=self.num_prefix_tokens)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:

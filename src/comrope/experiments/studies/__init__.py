@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from comrope.experiments.studies.beyond import Ablation, Comparison, Tuning, tuned
+from comrope.experiments.studies.beyond import (
+    Ablation,
+    Comparison,
+    LearnedAngles,
+    Tuning,
+    Units,
+    tuned,
+)
 from comrope.experiments.studies.cells import (
     LABELS,
     OF_ROWS,
@@ -123,4 +130,6 @@ STUDIES: dict[str, Study] = {
     "comparison": Comparison("Position encodings compared"),
     "tuning": Tuning("Trials of every position encoding, on images held out of training"),
     "ablation": Ablation("ComRoPE-LD and comrope-torus, one thing changed at a time"),
+    "units": Units("Coordinates of another resolution: relative, or counted in patches"),
+    "angles": LearnedAngles("What the angles learned"),
 }

@@ -20,7 +20,9 @@ __all__ = [
     "SEARCHED",
     "Ablation",
     "Comparison",
+    "LearnedAngles",
     "Tuning",
+    "Units",
     "row_key",
     "tuned",
 ]
@@ -112,6 +114,24 @@ class Ablation(HeldOut):
     def cells(self, preset: Preset) -> list[Cell]:
         rows = [tuned(row, preset) for row in ROWS if row.method in OURS[1:]]
         return [cell for row in rows for cell in _around(row, load_recipe(self.recipe(preset)))]
+
+
+class Units(Study):
+    """The comparison's rows with noise, as they are. (Absolute positions end where images do.)"""
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        return [tuned(Cell(m), preset) for m in preset.methods if m != "ape"]
+
+
+class LearnedAngles(Study):
+    """Those of its rows that learn and that have a spectrum."""
+
+    def seeds(self, preset: Preset) -> int:
+        return 1
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        with_spectrum = ("rope-mixed", *OURS)
+        return [tuned(Cell(m), preset) for m in preset.methods if m in with_spectrum]
 
 
 def row_key(row: Cell) -> str:

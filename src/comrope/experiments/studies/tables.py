@@ -24,7 +24,7 @@ __all__ = ["ELSEWHERE", "made_elsewhere", "rows", "table", "told_apart"]
 
 SWIPES = ("LeftSwipe", "RightSwipe")  # what only the direction of time tells apart
 # Studies whose table and figure have a file of their own, which stands on this one.
-ELSEWHERE = ("detection", "comparison", "tuning", "ablation")
+ELSEWHERE = ("detection", "comparison", "tuning", "ablation", "units", "angles")
 
 
 def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:

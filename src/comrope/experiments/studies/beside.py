@@ -1,0 +1,142 @@
+"""What studies find out about a trained model, kept beside its run: weights are not always."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from comrope import analysis
+from comrope.experiments import checkpoint, figures
+from comrope.experiments.config import Config
+from comrope.experiments.distributed import create_accelerator
+from comrope.experiments.evaluate import accuracy, build_model, load_run, validating
+from comrope.experiments.folders import WEIGHTS
+from comrope.experiments.inspection import angle_elements
+from comrope.experiments.logs import say
+from comrope.experiments.sources import open_sources
+from comrope.experiments.views import View, usual_view, views_of
+
+__all__ = ["OFFSETS", "SHARES", "is_at_hand", "look_beside"]
+
+OFFSETS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the paper's rho, in image widths
+SHARES = (-0.25, 0.0, 0.25, 0.5, 1.0)  # 0: relative coordinates, 1: they count patches
+DIGITS = 4  # of a frequency that is kept
+
+
+class Beside(NamedTuple):
+    """A file beside a run, and how it is made of its weights; of its data too, if it looks ``at``
+    them in such ways."""
+
+    file: str
+    make: Callable[[Config, Path], dict[str, Any]]
+    at: tuple[float, ...] = ()
+
+    def about(self, config: Config) -> dict[str, Any]:
+        """What else it depends on."""
+        data = {"root": config.data.root, "crop_pct": config.augment.crop_pct, "at": [*self.at]}
+        return data if self.at else {}
+
+    def can_be_made(self, config: Config, folder: Path, as_it_is: bool) -> bool:
+        root = config.data.root
+        blind = self.at and as_it_is and (root is None or not Path(root).exists())
+        return (folder / WEIGHTS).is_file() and not blind
+
+
+def is_at_hand(study: str, config: Config, folder: Path) -> bool:
+    """Whether a study finds what it wants of a run besides its result, or can find it out."""
+    wanted = BESIDE.get(study)
+    if wanted is None or (folder / wanted.file).is_file():
+        return True
+    return wanted.can_be_made(config, folder, as_it_is=True)
+
+
+def look_beside(
+    study: str, config: Config, folder: Path, as_it_is: bool, progress: bool
+) -> dict[str, Any]:
+    """What a study wants of a run besides its result: found out, unless it is known of this data
+    or, ``as_it_is``, the data are not here."""
+    wanted = BESIDE.get(study)
+    if wanted is None:
+        return {}
+    file, about = folder / wanted.file, wanted.about(config)
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    stale = known.get("about", {}) != about
+    if not known or (stale and wanted.can_be_made(config, folder, as_it_is)):
+        if progress:
+            say(f"{study}: {folder.name}")
+        known = {"about": about, **wanted.make(config, folder)}
+        if create_accelerator(config.train.device).is_main_process:
+            checkpoint.write_atomically(file, json.dumps(known) + "\n")
+    return {key: value for key, value in known.items() if key != "about"}
+
+
+@contextlib.contextmanager
+def _looking(config: Config, folder: Path) -> Iterator[Callable[..., float]]:
+    """A function of a view, and of what ``accuracy`` takes besides, to the accuracy of a run."""
+    model = load_run(folder)[1]
+    accelerator = create_accelerator(config.train.device)
+    model.to(accelerator.device)
+    with validating(config, open_sources(config, train=False)[1], accelerator) as validation:
+
+        def look(view: View, **options: float) -> float:
+            found = accuracy(model, config, validation, view, accelerator, **options)
+            return float(found["top1"])
+
+        yield look
+
+
+def _moved(config: Config, folder: Path) -> dict[str, Any]:
+    """Accuracy at the training resolution for every rho."""
+    if config.model.position == "liere":  # an exponential for every image, token, head and block
+        smaller = max(1, config.evaluate.batch_size // 8)
+        config = config.with_overrides({"evaluate.batch_size": smaller})
+    with _looking(config, folder) as look:
+        return {"offset": {f"{r:g}": look(usual_view(config), offset=r) for r in OFFSETS}}
+
+
+def _in_other_units(config: Config, folder: Path) -> dict[str, Any]:
+    """Accuracy at every resolution, by how far coordinates go over to counting patches."""
+    with _looking(config, folder) as look:
+        return {
+            "units": {
+                f"{share:g}": {n: look(v, patch_units=share) for n, v in views_of(config).items()}
+                for share in SHARES
+            }
+        }
+
+
+def _elements(config: Config, folder: Path) -> dict[str, Any]:
+    """How the elements of all angle matrices are spread."""
+    elements = angle_elements(load_run(folder)[1])
+    return {"std": float(elements.std()), "histogram": figures.histogram(elements)}
+
+
+def _frequencies(config: Config, folder: Path) -> dict[str, Any]:
+    """Of every plane of every layer, (layers, N, planes): at the start and after training."""
+    return {
+        "start": _spectra(build_model(config)),
+        "learned": _spectra(load_run(folder)[1]),
+    }
+
+
+def _spectra(model: nn.Module) -> list[list[list[float]]]:
+    found = []
+    for rope in analysis.rotary_modules(model).values():
+        with torch.no_grad():
+            _, frequencies = rope.spectrum()
+        found.append([[float(f"{w:.{DIGITS}g}") for w in axis.flatten()] for axis in frequencies])
+    return found
+
+
+BESIDE = {
+    "offset": Beside("offset.json", _moved, at=OFFSETS),
+    "units": Beside("units.json", _in_other_units, at=SHARES),
+    "distribution": Beside("angles.json", _elements),
+    "angles": Beside("frequencies.json", _frequencies),
+}
