@@ -90,7 +90,7 @@ def resolutions(
         curve(axis, xs, [cell["top1"][str(x)] for x in xs], **style)
     axis.axvline(results["trained_at"], color="0.8", zorder=0, linewidth=1)
     axis.set(xlabel="evaluation resolution, px", xticks=xs)
-    axis.tick_params(axis="x", rotation=45)
+    axis.tick_params(axis="x", rotation=60)
     axis.grid(alpha=0.25)
 
 
@@ -118,7 +118,7 @@ def _classification(results: dict[str, Any]) -> Any:
         )
     axis.axvline(paper["trained_at"], color="0.8", zorder=0, linewidth=1)
     axis.set(xlabel="evaluation resolution, px", xticks=paper["resolutions"])
-    axis.tick_params(axis="x", rotation=45)
+    axis.tick_params(axis="x", rotation=60)
     axis.grid(alpha=0.25)
     axis.set_title(f"the paper: {paper['data']}\nperturbation 1", fontsize=10)
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -198,7 +198,7 @@ def _panels(results: dict[str, Any], title: str, key: str, text: str) -> Any:
         axis.set_title(LABELS[method], fontsize=11)
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
-    figure.suptitle(f"{title}: {results['data']}", fontsize=12)
+    figure.suptitle(f"{title}\n{results['data']}", fontsize=11)
     return figure
 
 
