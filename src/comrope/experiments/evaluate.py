@@ -120,8 +120,11 @@ def accuracy(
     by N(0, rho^2) image widths along each axis, each image by its own, drawn from a fixed seed.
     ``patch_units`` as ``ViT.token_positions`` takes it.
     """
-    if offset and isinstance(model, Adopted):
-        raise UserError("offsets: a model of timm finds its positions itself; they cannot be moved")
+    if isinstance(model, Adopted) and (offset or patch_units):
+        raise UserError(
+            f"{'offsets' if offset else 'patch_units'}: a model of timm finds its positions itself;"
+            " they cannot be moved"
+        )
     device, classes = accelerator.device, config.data.num_classes
     normalize = Normalize(config, device)
     correct, count = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -175,7 +178,8 @@ def validating(config: Config, source: Source, accelerator: Accelerator) -> Iter
 
 def _places(model: ViT, images: Tensor, view: View, patch_units: float) -> Tensor:
     """Where the tokens are. A part of a video takes less time: as much less as it is shorter."""
-    place = model.token_positions(model.patches.grid_shape(images.shape[2:]), patch_units)
+    grid = model.patches.grid_shape(images.shape[2:])
+    place = model.token_positions(grid, patch_units) if patch_units else model.token_positions(grid)
     if view.span == 1:
         return place
     time = 0.5 + view.span * (place[:, :1] - 0.5)
