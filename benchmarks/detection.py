@@ -58,10 +58,14 @@ def make_batch(config: Config, images: int) -> BoxBatch:
     return BoxBatch(pixels, parts, [BOXES] * images, [*range(images)], [], None)
 
 
+def _seen(batch: BoxBatch, device: torch.device) -> torch.Tensor:
+    """What the backbone gets to see of a batch, but for its mean and deviation."""
+    return torch.stack(batch.on(device)[0])
+
+
 def features(model: Any, batch: BoxBatch, device: torch.device) -> torch.Tensor:
-    images = torch.stack(batch.on(device)[0])
     with torch.no_grad():
-        return torch.as_tensor(model.backbone.plain(images))
+        return torch.as_tensor(model.backbone.plain(_seen(batch, device)))
 
 
 def step(
@@ -94,7 +98,8 @@ def ready(
     if config.train.compile:
         compile_blocks(vit_of(model))
     if config.detect.graph:
-        replay_in_training(model.backbone.plain)
+        with autocast(config.train.precision, device):
+            replay_in_training(model.backbone.plain, _seen(batch, device))
     return partial(step, model, config, batch, create_optimizer(config, model), device), found
 
 

@@ -14,45 +14,34 @@ from torch import Tensor, nn
 __all__ = ["Replayed", "replay_in_training"]
 
 
-def replay_in_training(module: nn.Module) -> None:
-    """Record ``module(x)`` when it is first called in training, and replay that from then on.
+def replay_in_training(module: nn.Module, like: Tensor) -> None:
+    """Record ``module(like)`` under the autocast that holds now, and replay that in training.
 
-    Only for inputs like the first in shape, dtype and autocast; anything else is computed as ever.
-    A forward pass must be followed by its backward pass before the next. Neither parameters nor
-    hooks may be added afterwards, and a copy of the module would share the record.
+    Only for inputs of the same shape, dtype and autocast; anything else is computed as ever.
+    Nothing else may use the GPU while it is recorded, not even a thread that pins memory. Gradients
+    must not be added up over several backward passes: each writes to the same place. Neither
+    parameters nor hooks may be added afterwards, and a copy of the module would share the record.
     """
-    module.forward = Replayed(module)
+    module.train()
+    dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
+    ordinary = module.forward
+    # A cast that is kept would be gone when its memory is read again.
+    with torch.autocast("cuda", dtype, enabled=enabled, cache_enabled=False):
+        torch.cuda.make_graphed_callables(module, (like.detach().clone(),))
+    module.forward = Replayed(module, ordinary, module.forward, _kind(like))
 
 
 class Replayed:
-    """A forward of a module on a GPU."""
+    """A forward of a module on a GPU: its record where that holds, else what it was."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module, self.ordinary = module, module.forward
-        self.record: Any = None
-        self.kind: tuple[Any, ...] | None = None  # of the input that was recorded
+    def __init__(self, module: nn.Module, ordinary: Any, record: Any, kind: tuple[Any, ...]):
+        self.module, self.ordinary, self.record, self.kind = module, ordinary, record, kind
 
     def __call__(self, x: Tensor, **options: Any) -> Any:
-        alone = not options and not x.requires_grad
-        learning = self.module.training and torch.is_grad_enabled()
-        if not (x.is_cuda and alone and learning):
-            return self.ordinary(x, **options)
-        if self.record is None:
-            self.record, self.kind = self._recorded(x), _kind(x)
-        return self.record(x) if _kind(x) == self.kind else self.ordinary(x)
-
-    def _recorded(self, x: Tensor) -> Any:
-        dtype = torch.get_autocast_dtype("cuda")
-        # A cast that was kept from before would be gone when its memory is read again.
-        with torch.autocast(
-            "cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False
-        ):
-            self.module.forward = self.ordinary
-            try:
-                torch.cuda.make_graphed_callables(self.module, (x.detach().clone(),))
-                return self.module.forward
-            finally:
-                self.module.forward = self
+        learning = self.module.training and torch.is_grad_enabled() and not x.requires_grad
+        if learning and not options and _kind(x) == self.kind:
+            return self.record(x)
+        return self.ordinary(x, **options)
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:

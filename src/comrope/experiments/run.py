@@ -70,10 +70,10 @@ class Run:
         if config.train.compile:
             torch.compiler.reset()  # what an earlier run compiled is not needed any more
             compile_blocks(vit_of(model))
-        if config.detects and config.detect.graph and accelerator.num_processes == 1:
-            replay_in_training(cast(Any, model).backbone.plain)
         self.model = distribute(model, config.train.strategy, self.accelerator)
         self.bare: ViT = unwrap(self.model)  # type: ignore[assignment]
+        if config.detects and config.detect.graph:
+            self._record_backbone()  # here, where nothing loads yet
         self.optimizer = create_optimizer(config, self.bare)
         self.schedule = create_schedule(config, self.optimizer, self.batches.steps_per_epoch)
         scaled = config.train.precision == "fp16"
@@ -83,6 +83,16 @@ class Run:
         self.step = 0
         self.unreadable = 0
         self.stop: int | None = None  # the signal that asked for it
+
+    def _record_backbone(self) -> None:
+        """As a CUDA graph, where there is a GPU, and one only."""
+        config, device = self.config, self.accelerator.device
+        if device.type != "cuda" or self.accelerator.num_processes > 1:
+            return
+        size = 2 * (config.detect.image_size,)
+        images = torch.zeros(config.train.batch_size, config.data.in_chans, *size, device=device)
+        with autocast(config.train.precision, device):
+            replay_in_training(cast(Any, self.bare).backbone.plain, images)
 
     def restore(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is one."""
