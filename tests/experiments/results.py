@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def finish_runs(
 ) -> dict[Cell, list[Path]]:
     """Folders as if all runs of a study were finished, but for their weights."""
     runs = out / "runs"
-    _, plan = make_plan(STUDIES[name], replace(PRESETS[preset], seeds=seeds), runs, data="there")
+    _, plan = make_plan(STUDIES[name], PRESETS[preset], runs, data="there", seeds=seeds)
     for config in (config for configs in plan.values() for config in configs):
         folder = runs / run_name(config)
         folder.mkdir(parents=True)

@@ -111,8 +111,8 @@ def test_frequencies_before_and_after_training(study):
     (folder,) = study.glob("angles-comrope-ld-*")
     (cell,) = json.loads((folder / "results.json").read_text())["cells"]
     model = load_run(study / "runs" / cell["runs"][0]["run"])[1]
-    for layer, name in enumerate(model.blocks):
-        _, wanted = name.attn.rope.spectrum()
+    for layer, block in enumerate(model.blocks):
+        _, wanted = block.attn.rope.spectrum()
         found = torch.tensor(cell["runs"][0]["learned"][layer])
         torch.testing.assert_close(found, wanted.flatten(1), rtol=1e-3, atol=1e-3)
         assert cell["runs"][0]["start"][layer] != cell["runs"][0]["learned"][layer]

@@ -9,7 +9,7 @@ import pytest
 
 from comrope.experiments import runner
 from comrope.experiments.config import load_recipe
-from comrope.experiments.errors import UserError
+from comrope.experiments.errors import Interrupted, UserError
 from comrope.experiments.runner import Task, run_all
 from comrope.experiments.studies import PRESETS, STUDIES, run_name
 from comrope.experiments.studies.plan import make_plan
@@ -49,6 +49,22 @@ def test_all_detectors_start_from_one_backbone():
     assert {len(row) for row in rows} == {3}
     starts = {config.train.start_from for row in rows for config in row}
     assert starts == {str(Path("runs") / run_name(backbone))}
+
+
+def test_runs_go_seed_by_seed(tmp_path, monkeypatch):
+    """So that what is stopped half-way has all its rows."""
+    seen: list[Task] = []
+
+    def note(tasks, **_):
+        seen.extend(runner._in_order(tasks))
+        raise Interrupted("here")
+
+    monkeypatch.setattr("comrope.experiments.studies.reproduce.run_all", note)
+    with pytest.raises(Interrupted):
+        reproduce("finetune", out=tmp_path, seeds=2, methods=("ape", "comrope-ld"))
+    told = [(t.config.train.seed, t.config.model.position, t.start is not None) for t in seen]
+    row = [("ape", False), ("ape", True), ("comrope-ld", True)]
+    assert told == [(seed, *each) for seed in (0, 1) for each in row]
 
 
 def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):

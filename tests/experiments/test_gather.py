@@ -115,7 +115,8 @@ def test_what_cannot_be_gathered_is_told(tmp_path):
 def test_moved_images_are_gathered_as_they_are(tmp_path):
     finish_runs(tmp_path, "offset", accuracy)
     for folder in (tmp_path / "runs").iterdir():
-        known = {"about": {"root": "there"}, "offset": {"0": 61.0, "4": 60.5}}
+        about = {"root": "elsewhere", "crop_pct": 1.0, "rho": [0.0, 0.25, 0.5, 1.0, 2.0, 4.0]}
+        known = {"about": about, "found": {"offset": {"0": 61.0, "4": 60.5}}}
         (folder / "offset.json").write_text(json.dumps(known))
     results = gathered(tmp_path, "offset")
     assert results["cells"][0]["offset"]["4"]["values"] == [60.5, 60.5]

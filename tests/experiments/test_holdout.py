@@ -164,6 +164,6 @@ def test_a_share_that_is_no_image_or_all_is_refused(folder):
 def test_it_is_part_of_a_runs_name_and_runs_from_before_keep_theirs(run):
     config = load_recipe(str(run / "config.yaml"))
     assert run_name(config) == run.name
-    if not config.data.holdout:
+    if not config.data.holdout and not config.data.frames and not config.detects:
         assert run_name(config.with_overrides({"data.holdout": 0.2})) != run.name
     assert run_name(config.with_overrides({"data.root": "elsewhere"})) == run.name

@@ -34,11 +34,11 @@ def test_speeds_are_log_uniform_up_to_the_scale(method, axes):
 def test_every_plane_goes_its_own_way():
     frequencies = made("comrope-torus", num_heads=100).method.frequencies.detach()
     direction = torch.nn.functional.normalize(frequencies, dim=0)
-    assert direction.flatten(1).mean(1).norm() < 0.05
+    assert direction.flatten(1).mean(1).norm() < 0.1
     cosines = (direction[..., 0] * direction[..., 1]).sum(0)
     assert cosines.abs().mean() == pytest.approx(2 / torch.pi, abs=0.08)
     of_blocks = made("comrope-ld", num_heads=100).method.theta.detach()
-    assert torch.nn.functional.normalize(of_blocks, dim=0).flatten(1).mean(1).norm() < 0.1
+    assert torch.nn.functional.normalize(of_blocks, dim=0).flatten(1).mean(1).norm() < 0.15
 
 
 @pytest.mark.parametrize("method", SCATTERING)
@@ -52,7 +52,7 @@ def test_they_commute_and_learn(method):
 
 def test_what_cannot_be_scattered_is_refused():
     for method in ("rope", "comrope-ap"):
-        with pytest.raises(ValueError, match=f"init: 'scattered' turns the axes.*{method}"):
+        with pytest.raises(ValueError, match=f"init: 'scattered' wants blocks that turn.*{method}"):
             made(method)
     with pytest.raises(ValueError, match="frequencies: expected None, since init 'scattered'"):
         made("rope-mixed", base=None, frequencies=[1.0] * 6)

@@ -66,7 +66,7 @@ def test_directions_are_spread_over_the_circle():
 
 def test_methods_whose_blocks_keep_to_an_axis_cannot_turn():
     for method in ("rope", "comrope-ap"):
-        with pytest.raises(ValueError, match=f"init: 'turned' turns the axes.*{method}"):
+        with pytest.raises(ValueError, match=f"init: 'turned' wants blocks that turn.*{method}"):
             made(method)
     with pytest.raises(ValueError, match="init 'turned' shares the blocks of a head out"):
         made("comrope-ld", head_dim=20)

@@ -43,7 +43,8 @@ class Adopted(nn.Module):
         """Logits. It finds the positions itself: the patch centres, as those handed to it are."""
         return self.model(x)
 
-    def token_positions(self, grid: Sequence[int]) -> Tensor:
+    def token_positions(self, grid: Sequence[int], patch_units: float = 0.0) -> Tensor:
+        """Where they are seen to be: those that it uses are its own, whatever is asked."""
         place = coordinates.grid(grid, device=self.model.patch_embed.proj.weight.device)
         return coordinates.with_class_token(place, count=self.num_prefix_tokens)
 

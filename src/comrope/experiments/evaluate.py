@@ -176,10 +176,10 @@ def validating(config: Config, source: Source, accelerator: Accelerator) -> Iter
         validation.close()
 
 
-def _places(model: ViT, images: Tensor, view: View, patch_units: float) -> Tensor:
+def _places(model: ViT, images: Tensor, view: View, patch_units: float = 0.0) -> Tensor:
     """Where the tokens are. A part of a video takes less time: as much less as it is shorter."""
     grid = model.patches.grid_shape(images.shape[2:])
-    place = model.token_positions(grid, patch_units) if patch_units else model.token_positions(grid)
+    place = model.token_positions(grid, patch_units)
     if view.span == 1:
         return place
     time = 0.5 + view.span * (place[:, :1] - 0.5)

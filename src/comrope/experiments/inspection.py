@@ -21,7 +21,7 @@ from comrope.experiments.start import OF_A_CLASSIFIER, begin_with
 from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["angle_elements", "angles_moved", "ape_variation", "inspect_run"]
+__all__ = ["angle_elements", "angles_moved", "ape_variation", "at_the_start", "inspect_run"]
 
 OFFSETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 FINE = (49, 49)
@@ -44,14 +44,19 @@ def angle_elements(model: nn.Module) -> Tensor:
     return torch.cat(found).float().cpu()
 
 
-def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
-    """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
+def at_the_start(config: Config) -> ViT:
+    """The model before its first step, as far as what it started from is still there."""
     first = vit_of(build_model(config))
     taken = config.train.start_from
     if taken and Path(taken).is_dir():  # it may have been moved since
         with contextlib.suppress(UserError):
             begin_with(first, config, unused=OF_A_CLASSIFIER if config.detects else ())
-    start = analysis.rotary_modules(first)
+    return first
+
+
+def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
+    """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
+    start = analysis.rotary_modules(at_the_start(config))
     moved = {}
     for name, rope in analysis.rotary_modules(model).items():
         before = start[name].angle_matrices().detach()

@@ -89,14 +89,16 @@ def run_all(tasks: list[Task], *, device: str, per_gpu: int = 1, progress: bool 
 
 
 def _in_order(tasks: list[Task]) -> list[Task]:
-    """Every task after the one that it starts from."""
+    """As they come, but every task after the one that it starts from."""
     ordered: list[Task] = []
-    while left := [task for task in tasks if task not in ordered]:
+    left = [*tasks]
+    while left:
         folders = {task.folder for task in left}
-        ready = [task for task in left if task.start not in folders]
-        if not ready:
+        ready = next((task for task in left if task.start not in folders), None)
+        if ready is None:
             raise UserError("train.start_from: runs that start from each other")
-        ordered += ready
+        ordered.append(ready)
+        left.remove(ready)
     return ordered
 
 

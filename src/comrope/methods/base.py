@@ -125,7 +125,7 @@ class Method(nn.Module):
         scale = numbers_like(self.position_scale, own)
         return scale[:, None, None] * torch.einsum("hij,jm->ihm", frame, own), speeds
 
-    def scattered(
+    def scattered_rope(
         self, like: Tensor, num_heads: int, *, by_block: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Phases that grow in any direction, at any speed between vanilla RoPE's fastest and that
@@ -166,8 +166,8 @@ class Method(nn.Module):
         dim, size, axes = self.head_dim, self.block_size, self.num_axes
         if self.init in ("turned", "scattered") and self.axis_partitioned:
             raise ValueError(
-                f"init: {self.init!r} turns the axes, and each block of method {self.name!r} keeps "
-                "to one; expected normal, zeros or rope"
+                f"init: {self.init!r} wants blocks that turn with every axis, and each of method "
+                f"{self.name!r} keeps to one; expected normal, zeros or rope"
             )
         if dim % size:
             raise ValueError(f"block_size: expected a divisor of head_dim {dim}, got {size}")

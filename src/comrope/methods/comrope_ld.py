@@ -43,8 +43,8 @@ class ComRoPELD(Method):
             self._set(*self.turned_rope(self.P, self.theta.shape[1]))
             return
         if self.init == "scattered":
-            direction, _ = self.scattered(self.P, self.theta.shape[1], by_block=True)
-            _, speeds = self.scattered(self.P, self.num_heads)
+            direction, _ = self.scattered_rope(self.P, self.theta.shape[1], by_block=True)
+            _, speeds = self.scattered_rope(self.P, self.num_heads)
             self._set(direction[..., 0], speeds)
             return
         if self.init == "normal":

@@ -49,7 +49,7 @@ class ComRoPETorus(Method):
             direction, speeds = self.turned_rope(self.frequencies, self.num_heads)
             self.frequencies.copy_(direction[..., None] * speeds)
         elif self.init == "scattered":
-            direction, speeds = self.scattered(self.frequencies, self.num_heads)
+            direction, speeds = self.scattered_rope(self.frequencies, self.num_heads)
             self.frequencies.copy_(direction * speeds)
         else:
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])

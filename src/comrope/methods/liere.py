@@ -36,7 +36,7 @@ class LieRE(Method):
             generators = 0.5 * plane_generators(speeds, self.block_size)
             self.P.copy_(direction[..., None, None] * generators)
         elif self.init == "scattered":  # and so here
-            direction, speeds = self.scattered(self.P, self.num_heads)
+            direction, speeds = self.scattered_rope(self.P, self.num_heads)
             self.P.copy_(0.5 * plane_generators(direction * speeds, self.block_size))
         else:
             self.P.copy_(self.rope_generators(self.P)[:, None])

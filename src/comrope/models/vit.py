@@ -176,7 +176,8 @@ class ViT(Pretrained):
 
         Relative to the canvas, which is [0, 1] whatever the grid; with ``patch_units`` 1 neighbours
         are as far apart as they were in training, so that a larger canvas reaches farther about its
-        centre; between the two, by powers.
+        centre; between the two, by powers. Absolute positions move along, and end where the canvas
+        of training does.
         """
         grid = tuple(grid or self.train_grid)
         place = coordinates.grid(grid, device=self.patches.proj.weight.device)

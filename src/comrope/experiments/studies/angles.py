@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.studies.markdown import named, rows
+from comrope.experiments.studies.markdown import named, rows, seeds_said
 
 __all__ = ["figure", "table"]
 
@@ -29,7 +29,8 @@ def table(results: dict[str, Any]) -> str:
     header = ["method", "layer", "at the start", "after training"]
     return (
         "How fast the phases of planes grow, in radians per image width along their steepest "
-        f"direction: median and quartiles over the planes of all heads.\n\n{rows(header, lines)}"
+        "direction: median and quartiles over the planes of all heads and seeds.\n\n"
+        + rows(header, lines)
     )
 
 
@@ -39,6 +40,7 @@ def figure(results: dict[str, Any]) -> Any:
 
     cells = results["cells"]
     drawing, axes = new_figure(len(cells), 2, width=4.0, height=3.7)
+    reach = 1.05 * max(np.abs(both).max() for cell in cells for both in _both(cell))
     for (top, below), cell in zip(axes.T, cells, strict=True):
         start, learned = _both(cell)
         depth = len(start)
@@ -48,9 +50,9 @@ def figure(results: dict[str, Any]) -> Any:
             name = f"layer {layer}" if layer in (0, depth - 1) else None
             top.scatter(found[0], found[1], s=3, color=color, label=name, rasterized=True)
         top.set_title(named(cell).split(" (")[0], fontsize=11)
-        reach = 1.05 * max(np.abs(both).max() for c in cells for both in _both(c))
         top.set(xlabel="along the first axis", xlim=(-reach, reach), ylim=(-reach, reach))
-        top.axhline(0, color="0.9", zorder=0), top.axvline(0, color="0.9", zorder=0)
+        top.axhline(0, color="0.9", zorder=0)
+        top.axvline(0, color="0.9", zorder=0)
         style = STYLES[cell["method"]]
         for found, name, look in (
             (start, "at the start", {"color": "0.6", "linestyle": "--"}),
@@ -66,14 +68,17 @@ def figure(results: dict[str, Any]) -> Any:
     axes[0, 0].legend(frameon=False, fontsize=8, markerscale=3)
     axes[1, 0].set_ylabel("radians per image; median, quartiles")
     axes[1, 0].legend(frameon=False, fontsize=8)
-    drawing.suptitle(f"Frequencies of all planes (one seed): {results['data']}", fontsize=12)
+    seeds = seeds_said(results)
+    drawing.suptitle(f"Frequencies of all planes ({seeds}): {results['data']}", fontsize=12)
     return drawing
 
 
 def _both(cell: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """(layers, N, planes) of the first seed."""
-    run = cell["runs"][0]
-    return np.array(run["start"]), np.array(run["learned"])
+    """(layers, N, planes of all seeds)."""
+    start, learned = (
+        np.concatenate([run[when] for run in cell["runs"]], axis=2) for when in ("start", "learned")
+    )
+    return start, learned
 
 
 def _flat(frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

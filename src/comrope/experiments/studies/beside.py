@@ -15,9 +15,9 @@ from comrope import analysis
 from comrope.experiments import checkpoint, figures
 from comrope.experiments.config import Config
 from comrope.experiments.distributed import create_accelerator
-from comrope.experiments.evaluate import accuracy, build_model, load_run, validating
+from comrope.experiments.evaluate import accuracy, load_run, validating
 from comrope.experiments.folders import WEIGHTS
-from comrope.experiments.inspection import angle_elements
+from comrope.experiments.inspection import angle_elements, at_the_start
 from comrope.experiments.logs import say
 from comrope.experiments.sources import open_sources
 from comrope.experiments.views import View, usual_view, views_of
@@ -30,50 +30,60 @@ DIGITS = 4  # of a frequency that is kept
 
 
 class Beside(NamedTuple):
-    """A file beside a run, and how it is made of its weights; of its data too, if it looks ``at``
-    them in such ways."""
+    """A file beside a run, and how it is made of its weights; of its data too, if it ``looks``."""
 
     file: str
     make: Callable[[Config, Path], dict[str, Any]]
-    at: tuple[float, ...] = ()
+    looks: bool = False
+    how: Callable[[Config], dict[str, Any]] = lambda _: {}  # whatever else it depends on
 
     def about(self, config: Config) -> dict[str, Any]:
-        """What else it depends on."""
-        data = {"root": config.data.root, "crop_pct": config.augment.crop_pct, "at": [*self.at]}
-        return data if self.at else {}
+        data = {"root": config.data.root, "crop_pct": config.augment.crop_pct}
+        return {**(data if self.looks else {}), **self.how(config)}
 
-    def can_be_made(self, config: Config, folder: Path, as_it_is: bool) -> bool:
-        root = config.data.root
-        blind = self.at and as_it_is and (root is None or not Path(root).exists())
-        return (folder / WEIGHTS).is_file() and not blind
+    def known(self, config: Config, folder: Path, anywhere: bool) -> dict[str, Any] | None:
+        """What was found out before about the same; with data from ``anywhere``, or from there."""
+        file, about = folder / self.file, self.about(config)
+        if not file.is_file():
+            return None
+        kept = json.loads(file.read_text())
+        then = kept.get("about", {})
+        if anywhere and self.looks:
+            then = {**then, "root": about["root"]}
+        return kept.get("found") if then == about else None
+
+    def can_be_made(self, config: Config, folder: Path) -> bool:
+        data = config.data
+        there = data.name == "digits" if data.root is None else Path(data.root).exists()
+        return (folder / WEIGHTS).is_file() and (there or not self.looks)
 
 
-def is_at_hand(study: str, config: Config, folder: Path) -> bool:
-    """Whether a study finds what it wants of a run besides its result, or can find it out."""
+def is_at_hand(study: str, config: Config, folder: Path, measure: bool) -> bool:
+    """Whether a study finds what it wants of a run besides its result; or, if it may ``measure``,
+    can find it out."""
     wanted = BESIDE.get(study)
-    if wanted is None or (folder / wanted.file).is_file():
+    if wanted is None or wanted.known(config, folder, anywhere=True) is not None:
         return True
-    return wanted.can_be_made(config, folder, as_it_is=True)
+    return measure and wanted.can_be_made(config, folder)
 
 
 def look_beside(
     study: str, config: Config, folder: Path, as_it_is: bool, progress: bool
 ) -> dict[str, Any]:
-    """What a study wants of a run besides its result: found out, unless it is known of this data
-    or, ``as_it_is``, the data are not here."""
+    """What a study wants of a run besides its result: found out, unless it is known of this data,
+    or ``as_it_is`` of any."""
     wanted = BESIDE.get(study)
     if wanted is None:
         return {}
-    file, about = folder / wanted.file, wanted.about(config)
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    stale = known.get("about", {}) != about
-    if not known or (stale and wanted.can_be_made(config, folder, as_it_is)):
+    found = wanted.known(config, folder, anywhere=as_it_is)
+    if found is None:
         if progress:
             say(f"{study}: {folder.name}")
-        known = {"about": about, **wanted.make(config, folder)}
+        found = wanted.make(config, folder)
         if create_accelerator(config.train.device).is_main_process:
-            checkpoint.write_atomically(file, json.dumps(known) + "\n")
-    return {key: value for key, value in known.items() if key != "about"}
+            kept = {"about": wanted.about(config), "found": found}
+            checkpoint.write_atomically(folder / wanted.file, json.dumps(kept) + "\n")
+    return found
 
 
 @contextlib.contextmanager
@@ -111,6 +121,10 @@ def _in_other_units(config: Config, folder: Path) -> dict[str, Any]:
         }
 
 
+def _shares_and_views(config: Config) -> dict[str, Any]:
+    return {"shares": [*SHARES], "views": [*views_of(config)]}
+
+
 def _elements(config: Config, folder: Path) -> dict[str, Any]:
     """How the elements of all angle matrices are spread."""
     elements = angle_elements(load_run(folder)[1])
@@ -119,10 +133,7 @@ def _elements(config: Config, folder: Path) -> dict[str, Any]:
 
 def _frequencies(config: Config, folder: Path) -> dict[str, Any]:
     """Of every plane of every layer, (layers, N, planes): at the start and after training."""
-    return {
-        "start": _spectra(build_model(config)),
-        "learned": _spectra(load_run(folder)[1]),
-    }
+    return {"start": _spectra(at_the_start(config)), "learned": _spectra(load_run(folder)[1])}
 
 
 def _spectra(model: nn.Module) -> list[list[list[float]]]:
@@ -135,8 +146,8 @@ def _spectra(model: nn.Module) -> list[list[list[float]]]:
 
 
 BESIDE = {
-    "offset": Beside("offset.json", _moved, at=OFFSETS),
-    "units": Beside("units.json", _in_other_units, at=SHARES),
+    "offset": Beside("offset.json", _moved, True, lambda _: {"rho": [*OFFSETS]}),
+    "units": Beside("units.json", _in_other_units, True, _shares_and_views),
     "distribution": Beside("angles.json", _elements),
     "angles": Beside("frequencies.json", _frequencies),
 }

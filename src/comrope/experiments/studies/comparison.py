@@ -10,7 +10,6 @@ from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
     by_resolution,
     counts_of_seeds,
-    fields_said,
     interval,
     label,
     named,
@@ -52,10 +51,6 @@ def pairs(results: dict[str, Any]) -> list[Pair]:
 
 def table(results: dict[str, Any]) -> str:
     text = by_resolution(results, with_mean=True)
-    own = {named(cell): cell["fields"] for cell in results["cells"] if cell["fields"]}
-    if own:
-        told = "; ".join(f"{name}: {fields_said(fields)}" for name, fields in own.items())
-        text += f"\nBesides the recipe's settings: {told}.\n"
     found = pairs(results)
     if not found:
         return text

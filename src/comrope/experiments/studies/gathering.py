@@ -24,19 +24,21 @@ class NothingThere(UserError):
 
 
 def what_is_there(
-    name: str, plan: dict[Cell, list[Config]], runs: Path
+    name: str, plan: dict[Cell, list[Config]], runs: Path, measure: bool
 ) -> tuple[dict[Cell, list[Config]], list[str]]:
-    """The part of a plan that is finished; and the rows of which nothing is, by name."""
+    """The part of a plan that is finished, and of which what else the study wants is known, or may
+    be ``measure``d; and the rows of which nothing is, by name."""
 
     def is_there(config: Config) -> bool:
         folder = runs / run_name(config)
-        return is_finished(config, folder) and is_at_hand(name, config, folder)
+        return is_finished(config, folder) and is_at_hand(name, config, folder, measure)
 
     there = {cell: [config for config in plan[cell] if is_there(config)] for cell in plan}
     own = [cell for cell in plan if cell.finetuned] or [*plan]  # what they start from is no result
     if not any(there[cell] for cell in own):
         raise NothingThere(
-            f"out: {runs} holds no finished run of this study, expected some to gather"
+            f"out: {runs} holds no finished run of this study, or nothing of what it wants of them "
+            "besides; expected some to gather"
         )
     missing = [_told_apart(cell, [*plan]) for cell in plan if not there[cell]]
     return {cell: configs for cell, configs in there.items() if configs}, missing

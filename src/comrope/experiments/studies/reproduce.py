@@ -68,7 +68,7 @@ def reproduce(
             raise UserError("gather: the study cost has no runs, expected one that trains")
         found = cost.measure(base, methods=methods, progress=progress)
     elif gather:
-        found = _gathered(name, plan, runs)
+        found = _gathered(name, plan, runs, True, progress)
         for row in found["missing"]:
             say(f"left out, no run is finished: {row}")
     else:
@@ -95,7 +95,7 @@ def reproduce(
 def gathered(asked: Asked, runs: Path, command: str) -> dict[str, Any]:
     """The results of the runs that are there, on which nothing else depends."""
     base, plan = asked.plan(runs, gather=True)
-    return _told(asked, base, plan, _gathered(asked.name, plan, runs), command)
+    return _told(asked, base, plan, _gathered(asked.name, plan, runs, False, False), command)
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,11 @@ class Asked:
         )
 
 
-def _gathered(name: str, plan: dict[Cell, list[Config]], runs: Path) -> dict[str, Any]:
-    there, missing = what_is_there(name, plan, runs)
-    cells = [gather_cell(name, *row, runs, True, False) for row in there.items()]
+def _gathered(
+    name: str, plan: dict[Cell, list[Config]], runs: Path, measure: bool, progress: bool
+) -> dict[str, Any]:
+    there, missing = what_is_there(name, plan, runs, measure)
+    cells = [gather_cell(name, *row, runs, True, progress) for row in there.items()]
     return {"cells": cells, "missing": missing, "machine": newest_machine(cells)}
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import (
     by_resolution,
+    fields_said,
     interval,
     label,
+    named,
     number,
     rows,
     seeds_said,
@@ -25,6 +27,8 @@ __all__ = ["ELSEWHERE", "made_elsewhere", "rows", "table", "told_apart"]
 SWIPES = ("LeftSwipe", "RightSwipe")  # what only the direction of time tells apart
 # Studies whose table and figure have a file of their own, which stands on this one.
 ELSEWHERE = ("detection", "comparison", "tuning", "ablation", "units", "angles")
+
+TELL_THEMSELVES = ("tuning", "ablation")  # what their rows set
 
 
 def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:
@@ -41,6 +45,10 @@ def table(name: str, results: dict[str, Any]) -> str:
     seeds = {"": "", "one seed": " One seed."}
     said = seeds_said(results)
     several = f" Mean ± standard deviation of {said}."
+    if name == "angles":  # of all planes of all of them at once
+        several = f" {said}."
+    if name not in TELL_THEMSELVES:
+        body += _settings_said(results)
     missing = "; ".join(results.get("missing") or ())
     body += f"\nNot run yet: {missing}.\n" if missing else ""
     return (
@@ -49,6 +57,14 @@ def table(name: str, results: dict[str, Any]) -> str:
         f"`{results['command']}`, {machine['device']}, torch {machine['torch']}, "
         f"{machine['date']}\n"
     )
+
+
+def _settings_said(results: dict[str, Any]) -> str:
+    """Fields that a search has set, row by row."""
+    cells = [cell for cell in results.get("cells", ()) if cell.get("fields")]
+    own = {named(cell): fields_said(cell["fields"]) for cell in cells}
+    told = "; ".join(f"{name}: {fields}" for name, fields in own.items())
+    return f"\nBesides the recipe's settings: {told}.\n" if told else ""
 
 
 def _body(name: str) -> Callable[[dict[str, Any]], str]:

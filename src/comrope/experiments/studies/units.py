@@ -37,7 +37,7 @@ def table(results: dict[str, Any]) -> str:
 
 def figure(results: dict[str, Any]) -> Any:
     """At the least and the largest resolution, and the mean over all, against the share."""
-    sizes = [str(r) for r in results["resolutions"]]
+    sizes = [str(r) for r in sorted(results["resolutions"])]
     panels = {f"{sizes[0]} px": sizes[:1], f"{sizes[-1]} px": sizes[-1:], "mean over all": sizes}
     drawing, axes = new_figure(len(panels), width=4.6, height=4.0)
     for axis, (title, some) in zip(axes[0], panels.items(), strict=True):
