@@ -35,6 +35,8 @@ class RotaryEmbedding(nn.Module):
             grow in all directions (on two axes the start of RoPE-Mixed's authors, with base 10);
             ``"scattered"``, every plane (in ``"comrope-ld"`` every block) in a direction of its
             own, as fast as any of vanilla RoPE's, logarithms of speeds uniform.
+        spread: Multiplies the frequencies that init ``"normal"`` draws. (RoPE-Mixed's are those of
+            blocks of two: 2.65 gives it the start of blocks of eight.)
         base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and the inits ``"rope"``,
             ``"turned"`` and ``"scattered"``.
         position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
@@ -66,6 +68,7 @@ class RotaryEmbedding(nn.Module):
         num_axes: int = 2,
         block_size: int = 8,
         init: str = "normal",
+        spread: float = 1.0,
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
         frequencies: Sequence[float] | None = None,
@@ -85,6 +88,7 @@ class RotaryEmbedding(nn.Module):
             num_axes=num_axes,
             block_size=block_size,
             init=init,
+            spread=spread,
             base=base,
             position_scale=position_scale,
             frequencies=frequencies,

@@ -11,6 +11,7 @@ from torch import nn
 
 import comrope
 from comrope.analysis import rotary_modules
+from comrope.models import ViT
 
 
 def stirred(model: nn.Module, sharper: float = 1.0) -> nn.Module:
@@ -142,3 +143,15 @@ def test_what_cannot_be_folded_is_left_as_it_was():
     with pytest.raises(ValueError, match="got Adapter; merge adapters before"):
         comrope.fold(model)
     assert torch.equal(language.logits(model), before)
+
+
+def test_a_model_that_started_wide_is_saved_after_folding(tmp_path):
+    model = ViT(
+        img_size=8, patch_size=4, position="comrope-torus", embed_dim=32, depth=1, num_heads=2,
+        spread=2.0,
+    ).eval()  # fmt: skip
+    images = torch.rand(1, 3, 8, 8)
+    wanted = model(images)
+    comrope.fold(model)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(ViT.from_pretrained(tmp_path).eval()(images), wanted)

@@ -238,3 +238,20 @@ def test_layers_that_differ_are_not_worked_out_together():
     assert joint_angles([first, make("comrope-ap").method]) is None
     assert joint_angles([first, make("comrope-ld", block_size=8, head_dim=48).method]) is None
     assert joint_angles([first, make("comrope-ld", dtype=torch.float32).method]) is None
+
+
+@pytest.mark.parametrize("method", [method for method in comrope.METHODS if method != "rope"])
+def test_a_wider_start_is_the_same_draw_wider(method):
+    sizes = {"num_heads": 2, "head_dim": 32, "block_size": 8}
+    matrices = []
+    for spread in (1.0, 2.5):
+        torch.manual_seed(0)
+        matrices.append(comrope.RotaryEmbedding(method, spread=spread, **sizes).angle_matrices())
+    torch.testing.assert_close(2.5 * matrices[0], matrices[1])
+    with pytest.raises(ValueError, match=r"spread: expected 1 of method .* with init 'zeros'"):
+        comrope.RotaryEmbedding(method, spread=2.0, init="zeros", **sizes)
+
+
+def test_vanilla_rope_has_nothing_to_widen():
+    with pytest.raises(ValueError, match="spread: expected 1 of method 'rope'"):
+        comrope.RotaryEmbedding("rope", num_heads=2, head_dim=32, spread=2.0)

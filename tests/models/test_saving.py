@@ -71,7 +71,9 @@ def test_every_argument_there_is_can_be_read_again():
     def names(callable_):
         return set(inspect.signature(callable_).parameters)
 
-    handed_on = names(RotaryEmbedding) & {"frequencies", "axis_order", "channel_order", "backend"}
+    handed_on = names(RotaryEmbedding) & {
+        "frequencies", "axis_order", "channel_order", "backend", "spread"
+    }  # fmt: skip
     sizes = {"method", "num_heads", "head_dim", "num_axes", "block_size", "init", "base"}
     made_by_the_model = {"position_scale", "num_prefix_tokens", "device", "dtype", "options"}
     assert names(RotaryEmbedding) == handed_on | sizes | made_by_the_model

@@ -39,6 +39,7 @@ class Model:
     block_size: int = 8
     init: str = "normal"
     rope_units: str = "patch"
+    spread: float = 1.0  # of the start "normal", wider or narrower
     base: float | None = None
     tubelet: int = 1  # frames of a patch, of clips
     axis_scale: tuple[float, ...] = ()  # of the coordinates, one number an axis; 0: no such axis

@@ -46,6 +46,7 @@ class Method(nn.Module):
         num_axes: int = 2,
         block_size: int = 8,
         init: str = "normal",
+        spread: float = 1.0,
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
         frequencies: Sequence[float] | None = None,
@@ -61,6 +62,12 @@ class Method(nn.Module):
         self.num_axes = checks.integer("num_axes", num_axes, 1)
         self.block_size = checks.integer("block_size", block_size, 2)
         self.init = checks.one_of("init", init, INITS)
+        self.spread = checks.real("spread", spread, positive=True)
+        if self.spread != 1 and (init != "normal" or self.name == "rope"):
+            raise ValueError(
+                f"spread: expected 1 of method {self.name!r} with init {init!r}, since only init "
+                f"'normal' of learned angles is drawn with one to widen; got {spread!r}"
+            )
         self.axis_order = checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
         self.is_vanilla = has_vanilla_frequencies(self.name, init)
@@ -152,6 +159,7 @@ class Method(nn.Module):
         return (
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_axes={self.num_axes}, "
             f"block_size={self.block_size}, init={self.init!r}{vanilla if self.is_vanilla else ''}"
+            f"{'' if self.spread == 1 else f', spread={self.spread}'}"
             f"{'' if self.axis_order == 'alternating' else ', axis_order=' + repr(self.axis_order)}"
         )
 

@@ -25,7 +25,7 @@ class ComRoPEAP(Method):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         if self.init == "normal":
-            self.P.normal_()
+            self.P.normal_(std=self.spread)
         elif self.init == "zeros":
             self.P.zero_()
         else:

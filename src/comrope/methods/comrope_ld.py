@@ -48,7 +48,7 @@ class ComRoPELD(Method):
             self._set(direction[..., 0], speeds)
             return
         if self.init == "normal":
-            self.P.normal_()
+            self.P.normal_(std=self.spread)
         else:
             self.P.zero_()
         self.theta.normal_()

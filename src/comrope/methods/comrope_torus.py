@@ -42,7 +42,7 @@ class ComRoPETorus(Method):
         if self.block_size > 2:
             self.P.zero_()
         if self.init == "normal":
-            self.frequencies.normal_(std=(2 * (self.block_size - 1)) ** 0.5)
+            self.frequencies.normal_(std=self.spread * (2 * (self.block_size - 1)) ** 0.5)
         elif self.init == "zeros":
             self.frequencies.zero_()
         elif self.init == "turned":

@@ -28,7 +28,7 @@ class LieRE(Method):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         if self.init == "normal":
-            self.P.normal_()
+            self.P.normal_(std=self.spread)
         elif self.init == "zeros":
             self.P.zero_()
         elif self.init == "turned":  # a start from which they commute

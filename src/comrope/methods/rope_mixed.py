@@ -26,7 +26,7 @@ class RoPEMixed(Method):
     def reset_parameters(self) -> None:
         """``normal`` has the spread of P - P^T for P ~ N(0, 1): that of ComRoPE-LD with b = 2."""
         if self.init == "normal":
-            self.frequencies.normal_(std=2**0.5)
+            self.frequencies.normal_(std=self.spread * 2**0.5)
         elif self.init == "zeros":
             self.frequencies.zero_()
         elif self.init == "turned":

@@ -146,6 +146,7 @@ RULES: dict[str, Rule] = {
     "backend": _TEXT,
     "channel_order": _TEXT,
     "axis_order": _TEXT,
+    "spread": _number(0, 1e30),
     "frequencies": _or_null(_several(_number(0, 1e30), 2**16)),
     "shared_theta": _YES_OR_NO,
 }

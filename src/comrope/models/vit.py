@@ -166,7 +166,8 @@ class ViT(Pretrained):
     def note_folded(self) -> None:
         """``comrope.fold`` has made every rotation a plain one: this is what makes such a model."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
-        kept = {k: v for k, v in self._given.items() if k not in ("shared_theta", "frequencies")}
+        of_its_start = ("shared_theta", "frequencies", "spread")
+        kept = {k: v for k, v in self._given.items() if k not in of_its_start}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
     def token_positions(

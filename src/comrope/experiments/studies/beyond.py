@@ -47,26 +47,30 @@ SEEDS_WITHOUT_NOISE = 3  # at the most: the rows with noise are those that decid
 
 # Starts as in search.yaml; whatever a row has of others is unset.
 STARTS: dict[str, dict[str, Any]] = {
-    "starts at random": {"model.init": "normal", "model.base": None},
+    "starts at random": {"model.init": "normal", "model.base": None, "model.spread": 1.0},
     "starts as RoPE in patch units, base 100": {
         "model.init": "rope",
         "model.rope_units": "patch",
         "model.base": 100.0,
+        "model.spread": 1.0,
     },
     "starts as RoPE in relative units, base 100": {
         "model.init": "rope",
         "model.rope_units": "relative",
         "model.base": 100.0,
+        "model.spread": 1.0,
     },
     "starts as RoPE with turned axes, base 10": {
         "model.init": "turned",
         "model.rope_units": "patch",
         "model.base": 10.0,
+        "model.spread": 1.0,
     },
     "starts scattered, base 10": {
         "model.init": "scattered",
         "model.rope_units": "patch",
         "model.base": 10.0,
+        "model.spread": 1.0,
     },
 }
 

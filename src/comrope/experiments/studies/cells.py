@@ -17,6 +17,7 @@ OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.se
 # Fields that came later: unless they say something, runs from before keep their names.
 LATER = (
     "model.ape",
+    "model.spread",
     "model.tubelet",
     "model.axis_scale",
     "data.frames",
