@@ -97,7 +97,7 @@ def ready(
     model.train()
     if config.train.compile:
         compile_blocks(vit_of(model))
-    if config.detect.graph:
+    if config.detect.graph and device.type == "cuda":
         with autocast(config.train.precision, device):
             replay_in_training(model.backbone.plain, _seen(batch, device))
     return partial(step, model, config, batch, create_optimizer(config, model), device), found

@@ -20,7 +20,7 @@ from comrope.methods import has_vanilla_frequencies
 __all__ = ["Adopted", "adopt", "pretrained_weights"]
 
 # What a model of timm decides by itself.
-ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale", "spread")
+ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale")
 
 
 class Adopted(nn.Module):
@@ -96,6 +96,7 @@ def adopt(config: Config) -> Adopted:
             ape="keep" if model.ape else "drop",
             class_position=model.class_position,
             init=model.init,
+            spread=model.spread,
             block_size=model.block_size,
             base=model.base,
             position_scale=adopted.train_grid if in_patches else None,

@@ -46,8 +46,8 @@ def build_model(config: Config) -> ViT:
     if model.name.startswith(TIMM):
         return cast(ViT, adopt(config))  # it has what is asked of a ViT here
     if model.position not in ("ape", "none"):
-        options = {"block_size": model.block_size, "init": model.init, "base": model.base}
-        options |= {} if model.spread == 1 else {"spread": model.spread}
+        names = ("block_size", "init", "spread", "base")
+        options = {name: getattr(model, name) for name in names}
     if config.data.frames:
         size = resolution_of(config)
         patch = int(model.name.split("_patch")[1].split("_")[0])

@@ -7,7 +7,6 @@ from comrope.experiments.studies.beyond import (
     Comparison,
     LearnedAngles,
     Tuning,
-    Units,
     tuned,
 )
 from comrope.experiments.studies.cells import (
@@ -28,7 +27,10 @@ class Classification(Study):
         return [Cell(m, p) for m in preset.methods for p in preset.perturbations]
 
 
-class Offset(Study):
+class Moved(Study):
+    """Rows of the comparison with noise, as they are, their coordinates changed: not absolute ones,
+    which end where images do."""
+
     def cells(self, preset: Preset) -> list[Cell]:
         return [tuned(Cell(m), preset) for m in preset.methods if m != "ape"]
 
@@ -107,7 +109,7 @@ CLIPS = {
 
 STUDIES: dict[str, Study] = {
     "classification": Classification("2D classification over resolutions", "Tab. 1"),
-    "offset": Offset("Accuracy when the coordinates are moved", "Sec. 4.3.1"),
+    "offset": Moved("Accuracy when the coordinates are moved", "Sec. 4.3.1"),
     "block-size": BlockSize("Block size", "Sec. 4.3.2"),
     "perturbation": Perturbation("Perturbation intensity", "Sec. 4.3.3"),
     "distribution": BlockSize("Distribution of the angles", "Tab. 6"),
@@ -130,6 +132,6 @@ STUDIES: dict[str, Study] = {
     "comparison": Comparison("Position encodings compared"),
     "tuning": Tuning("Trials of every position encoding, on images held out of training"),
     "ablation": Ablation("ComRoPE-LD and comrope-torus, one thing changed at a time"),
-    "units": Units("Coordinates of another resolution: relative, or counted in patches"),
+    "units": Moved("Coordinates of another resolution: relative, or counted in patches"),
     "angles": LearnedAngles("What the angles learned"),
 }

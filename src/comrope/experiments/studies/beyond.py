@@ -22,7 +22,6 @@ __all__ = [
     "Comparison",
     "LearnedAngles",
     "Tuning",
-    "Units",
     "row_key",
     "tuned",
 ]
@@ -120,15 +119,8 @@ class Ablation(HeldOut):
         return [cell for row in rows for cell in _around(row, load_recipe(self.recipe(preset)))]
 
 
-class Units(Study):
-    """The comparison's rows with noise, as they are. (Absolute positions end where images do.)"""
-
-    def cells(self, preset: Preset) -> list[Cell]:
-        return [tuned(Cell(m), preset) for m in preset.methods if m != "ape"]
-
-
 class LearnedAngles(Study):
-    """Those of its rows that learn and that have a spectrum."""
+    """Rows of the comparison with noise that learn and that have a spectrum."""
 
     def seeds(self, preset: Preset) -> int:
         return 1
