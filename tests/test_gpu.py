@@ -188,7 +188,7 @@ def test_a_network_never_waits_for_the_gpu(position):
 def test_the_optimizer_is_fused_and_can_be_saved():
     from comrope.experiments.config import load_recipe
     from comrope.experiments.optim import create_optimizer
-    from comrope.experiments.state import load_optimizer, optimizer_numbers, optimizer_tensors
+    from comrope.experiments.state import load_optimizer, optimizer_numbers, optimizer_tensors, whole
 
     config, x = load_recipe("digits"), torch.ones(2, 4, device="cuda")
     models = [torch.nn.Linear(4, 3, device="cuda") for _ in range(2)]
@@ -196,7 +196,7 @@ def test_the_optimizer_is_fused_and_can_be_saved():
     assert all(group["fused"] for group in first.param_groups)
     models[0](x).square().sum().backward()
     first.step()
-    tensors = optimizer_tensors(models[0], first)
+    tensors = whole(optimizer_tensors(models[0], first))
     load_optimizer(models[1], second, tensors, optimizer_numbers(first))
     models[1].load_state_dict(models[0].state_dict())
     for model, optimizer in zip(models, optimizers, strict=True):
