@@ -15,7 +15,7 @@ from comrope.experiments.studies.tables import rows, table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("docs/reproduce.md", "docs/fast.md", "README.md")
 MARKED = re.compile(
-    r"<!-- (cost|parameters|training|copying|scaling|study|bench [\w-]+): (\S+) -->\n"
+    r"<!-- (cost|parameters|training|detection|copying|scaling|study|bench [\w-]+): (\S+) -->\n"
     r".*?<!-- end -->",
     re.DOTALL,
 )
@@ -35,6 +35,24 @@ def training(results: dict) -> str:
     return (
         f"{rows(header, lines)}\n`{results['command']}`: {results['model']}; {machine['device']}, "
         f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}\n"
+    )
+
+
+def detection(results: dict) -> str:
+    some = [row["peak_gib"] for row in results["rows"].values()]
+    header = ["method", "step, ms", "÷ APE", "kernels, ms", "÷ APE"]
+    header += [] if None in some else ["peak memory, GiB", "÷ APE"]
+    lines = []
+    for method, row in results["rows"].items():
+        times = (row["ms"], row["of_first"]), (row["busy_ms"], row["busy_of_first"])
+        line = [LABELS[method], *(text for ms, of in times for text in (f"{ms:.1f}", f"{of:.2f}"))]
+        if None not in some:
+            line += [f"{row['peak_gib']:.2f}", f"{row['peak_of_first']:.2f}"]
+        lines.append(line)
+    machine = results["machine"]
+    return (
+        f"{rows(header, lines)}\n`{results['command']}`, {machine['device']}, torch "
+        f"{machine['torch']}, {machine['date']}\n"
     )
 
 
@@ -134,6 +152,7 @@ def fill(text: str) -> str:
             body = bench(results, suite)
         else:
             makers = {"cost": cost, "parameters": parameters, "training": training}
+            makers |= {"detection": detection}
             body = {**makers, "copying": copying, "scaling": scaling, "study": study}[kind](results)
         return f"<!-- {match[1]}: {match[2]} -->\n{body}<!-- end -->"
 

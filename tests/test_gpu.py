@@ -188,7 +188,12 @@ def test_a_network_never_waits_for_the_gpu(position):
 def test_the_optimizer_is_fused_and_can_be_saved():
     from comrope.experiments.config import load_recipe
     from comrope.experiments.optim import create_optimizer
-    from comrope.experiments.state import load_optimizer, optimizer_numbers, optimizer_tensors, whole
+    from comrope.experiments.state import (
+        load_optimizer,
+        optimizer_numbers,
+        optimizer_tensors,
+        whole,
+    )
 
     config, x = load_recipe("digits"), torch.ones(2, 4, device="cuda")
     models = [torch.nn.Linear(4, 3, device="cuda") for _ in range(2)]

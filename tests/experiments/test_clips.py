@@ -20,9 +20,9 @@ from comrope.experiments.inspection import _layers
 from comrope.experiments.run import Run
 from comrope.experiments.sources import open_sources
 from comrope.experiments.start import begin_with
-from comrope.experiments.studies import run_name
+from comrope.experiments.studies import backwards, run_name
 from comrope.experiments.studies.reproduce import reproduce
-from comrope.experiments.studies.tables import told_apart
+from comrope.experiments.studies.video import pair_of, told_apart
 from comrope.experiments.train import is_finished, train
 from comrope.experiments.views import View, views_of
 from comrope.methods import METHODS
@@ -139,6 +139,18 @@ def test_only_who_is_told_the_time_knows_which_way(trained):
     assert 100 * counts.trace() / 256 == told["12"]["top1"]
 
 
+def test_without_the_time_a_clip_and_its_reversal_are_one(trained):
+    clips = torch.randn(4, 1, 4, 12, 12, dtype=torch.float64)
+    moved = {}
+    for name in ("told", "untold"):
+        model = load_run(trained[name])[1].double().eval()
+        with torch.no_grad():
+            there, back = model(clips), model(clips.flip(2))
+        moved[name] = float((there - back).abs().max() / there.std())
+    assert moved["told"] > 0.1
+    assert moved["untold"] < 1e-9
+
+
 def test_offsets_in_three_dimensions_change_nothing_if_the_rotations_commute(trained):
     moved = {}
     for name in ("told", "liere"):
@@ -160,26 +172,50 @@ def test_a_finished_run_is_looked_at_in_new_ways(trained):
     assert set(result["top1"]) == {"12", "6 frames", "8 frames", "0.5 of the video"}
 
 
-def test_the_study_has_a_control(tmp_path):
-    found = reproduce(
-        "video",
-        out=tmp_path,
-        methods=["comrope-ld"],
-        overrides=[f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
-                   for k, v in SHORT.items()],
-        progress=False,
-    )  # fmt: skip
-    assert [cell["timeless"] for cell in found["cells"]] == [False, True]
-    folder = next(tmp_path.glob("video*"))
-    assert "not told the time" in (folder / "table.md").read_text()
-    assert (folder / "figure.png").stat().st_size > 10_000
-
-
 def test_swipes_told_apart():
     counts = [[5, 3, 2], [1, 6, 0], [4, 0, 9]]
     run = {"classes": ["LeftSwipe", "RightSwipe", "Stop"], "taken_for": counts}
-    assert told_apart({"runs": [run, run]}) == [100 * 11 / 15] * 2
-    assert told_apart({"runs": [{**run, "classes": ["a", "b", "c"]}]}) == []
+    pair = pair_of(run["classes"])
+    assert pair == ("LeftSwipe", "RightSwipe")
+    assert told_apart(pair, run) == 100 * 11 / 15
+    assert told_apart(pair, run, {**run, "taken_for": [[9, 0, 0], [5, 1, 1], [0] * 3]}) == 70
+    assert pair_of(["a", "b", "c"]) is pair_of(None) is None
+
+
+def test_what_is_seen_backwards_counts_as_what_it_then_shows():
+    """Who sees no order takes either way for the same: right for one of the two."""
+    blind, seeing = [[7, 3, 1], [2, 8, 0], [0, 0, 5]], [[1, 9, 1], [8, 2, 0], [0, 0, 5]]
+    run = {"seed": 0, "classes": ["LeftSwipe", "RightSwipe", "Stop"]}
+    for back, way, both in ((blind, 25.0, 50.0), (seeing, 85.0, 80.0)):
+        looked = {**run, "both_ways": {"forwards": blind, "backwards": back}}
+        ways = backwards._ways({"runs": [looked]}, ("LeftSwipe", "RightSwipe"))
+        assert ways == {"forwards": [75.0], "backwards": [way], "both": [both]}
+
+
+def test_the_study_has_a_control_and_its_models_are_seen_backwards(tmp_path):
+    options = {
+        "out": tmp_path,
+        "methods": ["comrope-ld"],
+        "overrides": [f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
+                      for k, v in {**SHORT, "train.epochs": 3}.items()],
+        "progress": False,
+    }  # fmt: skip
+    found = reproduce("video", **options)
+    assert [cell["timeless"] for cell in found["cells"]] == [False, True]
+    (folder,) = tmp_path.glob("video*")
+    assert "not told the time" in (folder / "table.md").read_text()
+    assert (folder / "figure.png").stat().st_size > 10_000
+    models = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/model.safetensors")}
+    found = reproduce("backwards", **options)
+    assert {path: path.stat().st_mtime_ns for path in models} == models
+    told, untold = (backwards._ways(cell, ("left", "right")) for cell in found["cells"])
+    assert min(told["forwards"] + told["backwards"]) > 80
+    assert untold["both"] == [50.0]
+    (folder,) = tmp_path.glob("backwards*")
+    assert "| ComRoPE-LD, not told the time |" in (folder / "table.md").read_text()
+    assert (folder / "figure.png").stat().st_size > 10_000
+    with pytest.raises(UserError, match="preset: UCF-101 has no two classes"):
+        reproduce("backwards", preset="paper", out=tmp_path, progress=False)
 
 
 def test_the_papers_model():

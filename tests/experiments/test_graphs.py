@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from comrope.experiments import graphs
+from comrope.experiments import graphs, run
 from comrope.experiments.config import load_recipe
-from comrope.experiments.errors import UserError
 from comrope.experiments.graphs import replay_in_training
 from comrope.models import ViT
 from comrope.models.detection import PlainBackbone
@@ -100,6 +100,12 @@ def test_only_what_is_like_the_sample_is_replayed(monkeypatch):
     assert list(module.state_dict()) == ["weight", "bias"]
 
 
-def test_gradients_that_are_added_up_cannot_be_recorded():
-    with pytest.raises(UserError, match=r"detect\.graph: .* expected false with train\.accumulate"):
-        load_recipe("coco").with_overrides(["detect.graph=true", "train.accumulate=2"])
+@pytest.mark.parametrize(
+    ("device", "processes", "parts"), [("cpu", 1, 1), ("cuda", 2, 1), ("cuda", 1, 2)]
+)
+def test_nothing_is_recorded_where_it_could_not_be_replayed(monkeypatch, device, processes, parts):
+    """On no GPU, on several, or where gradients are added up. (To record would fail here.)"""
+    config = load_recipe("coco").with_overrides({"train.accumulate": parts})
+    accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
+    monkeypatch.setattr(run, "replay_in_training", pytest.fail)
+    run.Run._record_backbone(SimpleNamespace(config=config, accelerator=accelerator))

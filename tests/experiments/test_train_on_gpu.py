@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from comrope.experiments import scenes
+from comrope.experiments.config import load_recipe
 from comrope.experiments.errors import Interrupted
 from comrope.experiments.logs import read_log
 from comrope.experiments.run import Run
@@ -46,3 +48,35 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(
     assert losses(tmp_path / "whole")[-1] < 2.0
     assert whole["machine"]["device"].startswith("NVIDIA")
     assert whole["peak_memory_gib"] > 0
+
+
+@pytest.mark.parametrize("position", ["ape", "comrope-ld"])
+def test_a_detector_with_a_recorded_backbone_learns_as_without(position, tmp_path, monkeypatch):
+    """Stopped and resumed on the way, with an average of its weights and evaluated in between."""
+    pytest.importorskip("pycocotools")
+    monkeypatch.setattr(scenes, "SCENES", {"train": 192, "val": 16})
+    fields = {
+        "model.position": position,
+        "model.init": "normal",
+        "train.start_from": None,
+        "train.device": "auto",
+        "train.precision": "no",
+        "train.compile": True,
+        "train.epochs": 2,
+        "train.batch_size": 16,
+        "train.log_every": 1,
+        "train.ema": 0.9,
+        "evaluate.every": 1,
+    }
+    config = load_recipe("scenes").with_overrides(fields)
+    train(config, tmp_path / "plain", progress=False)
+    recorded = config.with_overrides({"detect.graph": True})
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "should_stop", lambda run: run.step == 9)
+        with pytest.raises(Interrupted):
+            train(recorded, tmp_path / "graph", progress=False)
+    train(recorded, tmp_path / "graph", progress=False)
+    plain, graph = losses(tmp_path / "plain"), losses(tmp_path / "graph")
+    assert len(plain) == len(graph) == 24
+    assert graph[:4] == pytest.approx(plain[:4], rel=1e-3)  # later, other proposals are drawn
+    assert sum(graph[-6:]) == pytest.approx(sum(plain[-6:]), rel=0.1)

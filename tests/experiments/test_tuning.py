@@ -36,9 +36,11 @@ def test_one_trial_is_the_recipe_as_it_is(preset):
         fields = decisive(cell.config(recipe, 0))
         return {**fields, "model.base": fields["model.base"] or 10000}
 
+    common = beyond._found(beyond.EVERY, PRESETS[preset])  # by now the recipe's, to the others
     cells = STUDIES["tuning"].cells(PRESETS[preset])
     for key, row in ROWS.items():
-        assert said(row) in [said(cell) for cell in cells if beyond.row_key(cell) == key], key
+        as_it_is = row if key == beyond.SEARCHED else beyond._with(row, common)
+        assert said(as_it_is) in [said(c) for c in cells if beyond.row_key(c) == key], key
 
 
 def test_trials_are_shorter_and_never_see_the_validation_set():
@@ -82,6 +84,13 @@ def searched() -> dict:
     )
 
 
+@pytest.fixture
+def three_trials(monkeypatch):
+    """As many as there are of every row below."""
+    monkeypatch.setattr(tuning, "packaged", lambda _: dict.fromkeys(ROWS, range(3)))
+
+
+@pytest.mark.usefixtures("three_trials")
 def test_the_best_is_the_best_mean_over_resolutions_and_seeds():
     assert tuning.best(searched()) == {
         "every row": {"optim.lr": 2e-3},  # what was searched with APE
@@ -89,9 +98,17 @@ def test_the_best_is_the_best_mean_over_resolutions_and_seeds():
     }
 
 
+def test_a_row_without_all_its_trials_has_no_best(monkeypatch):
+    wanted = {**dict.fromkeys(ROWS, range(3)), "vanilla RoPE, patch units": range(4)}
+    monkeypatch.setattr(tuning, "packaged", lambda _: wanted)
+    assert tuning.best(searched()) == {"every row": {"optim.lr": 2e-3}}
+
+
+@pytest.mark.usefixtures("three_trials")
 def test_the_best_by_the_training_resolution_alone_is_not_chosen():
     results = results_of(
         [
+            cell_of({0: {"8": 10.0, "16": 79.0}}, fields={"optim.lr": 0.5}),
             cell_of({0: {"8": 10.0, "16": 80.0}}, fields={"optim.lr": 1.0}),
             cell_of({0: {"8": 40.0, "16": 70.0}}, fields={"optim.lr": 2.0}),
         ]
@@ -114,6 +131,7 @@ def test_what_was_found_with_ape_holds_for_every_row_and_for_the_trials_of_the_o
         assert dict(cell.fields)["optim.lr"] == (0.1 if cell.method == "ape" else 0.5)
 
 
+@pytest.mark.usefixtures("three_trials")
 def test_the_table_of_trials_marks_the_best_and_ends_as_the_file_wants_it(tmp_path):
     results = searched()
     text = tuning.table(results)

@@ -102,8 +102,8 @@ def reproduce_command(
         str,
         typer.Argument(
             help="classification, video, detection, offset, block-size, perturbation, "
-            "distribution, finetune or cost, of the paper; comparison, tuning, ablation, units "
-            "or angles, beyond it."
+            "distribution, finetune or cost, of the paper; comparison, tuning, ablation, units, "
+            "angles or backwards, beyond it."
         ),
     ],
     overrides: Overrides = None,

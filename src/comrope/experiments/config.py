@@ -142,7 +142,7 @@ class Detect:
     scale: str = "relative"  # or "patch": what coordinates count
     anchors: tuple[float, ...] = (32, 64, 128, 256, 512)  # in pixels, one a level of the pyramid
     finest_stride: int | None = None  # pixels, of the finest level; by default a quarter of a patch
-    graph: bool = False  # replay the backbone as a CUDA graph in training, where one GPU trains
+    graph: bool = False  # replay the backbone as a CUDA graph, where one GPU trains batches whole
     out_channels: int = 256  # of every level
     head_channels: int = 1024  # of the box head
     proposals: int = 1000  # an image; twice as many in training

@@ -112,6 +112,7 @@ def accuracy(
     *,
     offset: float = 0.0,
     patch_units: float = 0.0,
+    backwards: bool = False,
     advance: Callable[[int], Any] = lambda images: None,
 ) -> dict[str, Any]:
     """Top-1 in percent, how many images that is of, and what was taken for what, if there are few
@@ -119,7 +120,8 @@ def accuracy(
 
     ``offset`` is the paper's rho: the coordinates of every image, class token included, are moved
     by N(0, rho^2) image widths along each axis, each image by its own, drawn from a fixed seed.
-    ``patch_units`` as ``ViT.token_positions`` takes it.
+    ``patch_units`` as ``ViT.token_positions`` takes it. ``backwards``, clips begin with their last
+    frame.
     """
     if isinstance(model, Adopted) and (offset or patch_units):
         raise UserError(
@@ -139,6 +141,7 @@ def accuracy(
             raise UserError(batch.fatal)
         unreadable += batch.unreadable
         images = normalize(batch.images)
+        images = images.flip(2) if backwards else images  # (batch, channels, time, ...)
         targets = batch.targets.to(device)
         place = _places(model, images, view, patch_units)
         if offset:  # however the images are put into batches

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import label, named, spread_said
+from comrope.experiments.studies.markdown import named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
 __all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "resolutions", "save"]
@@ -57,7 +57,6 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
         "perturbation": _perturbation,
         "distribution": _distribution,
         "finetune": _finetune,
-        "video": _video,
         "cost": _cost,
     }
     drawing = made_elsewhere(name, "figure") if name in ELSEWHERE else drawings[name]
@@ -127,42 +126,6 @@ def _classification(results: dict[str, Any]) -> Any:
     )
     told = "; ".join(filter(None, (spread_said(results, "band"), "grey line: training")))
     figure.suptitle(f"Accuracy against resolution ({told})", fontsize=12)
-    return figure
-
-
-def _video(results: dict[str, Any]) -> Any:
-    """Accuracy against resolution, against frames, and against the length of clips."""
-    sigma = max(cell["perturbation"] for cell in results["cells"])
-    cells = [cell for cell in results["cells"] if cell["perturbation"] == sigma]
-    figure, axes = new_figure(3, width=5.0)
-
-    def style(cell: dict[str, Any], number: int) -> dict[str, Any]:
-        untold = {"linestyle": ":", "label": label(cell), "markerfacecolor": "white"}
-        return _of_method(cell, number) | (untold if cell["timeless"] else {})
-
-    resolutions(axes[0, 0], results, cells, style)
-    usual, clip = str(results["trained_at"]), results["recipe"]["data"]["frames"]
-    lengths = {
-        "frames of a clip": {**{n: f"{n} frames" for n in results["frames"]}, clip: usual},
-        "share of the video that a clip is taken from": {
-            **{s: f"{s:g} of the video" for s in results["spans"]},
-            1.0: usual,
-        },
-    }
-    for axis, (said, views) in zip(axes[0, 1:], lengths.items(), strict=True):
-        xs = sorted(views)
-        for number, cell in enumerate(cells):
-            if all(name in cell["top1"] for name in views.values()):
-                curve(axis, xs, [cell["top1"][views[x]] for x in xs], **style(cell, number))
-        axis.set(xlabel=said, xticks=xs)
-        axis.grid(alpha=0.25)
-        axis.sharey(axes[0, 0])
-    axes[0, 0].set_ylabel("top-1 accuracy, %")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    told = spread_said(results, "band")
-    spread = f" ({told})" if told else ""
-    figure.suptitle(f"{results['data']}{spread}, perturbation {sigma:g}", fontsize=11)
     return figure
 
 

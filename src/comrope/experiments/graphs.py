@@ -28,6 +28,9 @@ def replay_in_training(module: nn.Module, like: Tensor) -> None:
     # A cast that is kept would be gone when its memory is read again.
     with torch.autocast("cuda", dtype, enabled=enabled, cache_enabled=False):
         torch.cuda.make_graphed_callables(module, (like.detach().clone(),))
+    # Gradients are recorded on a stream of their own, which torch would warn of at every start.
+    if warn := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
+        warn(False)
     module.forward = Replayed(module, ordinary, module.forward, _kind(like))
 
 

@@ -85,9 +85,10 @@ class Run:
         self.stop: int | None = None  # the signal that asked for it
 
     def _record_backbone(self) -> None:
-        """As a CUDA graph, where there is a GPU, and one only."""
+        """As a CUDA graph, where one GPU trains and gradients are not added up over parts."""
         config, device = self.config, self.accelerator.device
-        if device.type != "cuda" or self.accelerator.num_processes > 1:
+        alone = self.accelerator.num_processes == 1 and config.train.accumulate == 1
+        if device.type != "cuda" or not alone:
             return
         size = 2 * (config.detect.image_size,)
         images = torch.zeros(config.train.batch_size, config.data.in_chans, *size, device=device)

@@ -142,11 +142,6 @@ def _check_detection(config: Config) -> None:
             raise UserError(f"augment.{name}: is not done to images with boxes, got {value}")
     if config.data.cache:
         raise UserError("data.cache: images with boxes are not kept in memory; expected false")
-    if config.detect.graph and config.train.accumulate > 1:
-        raise UserError(
-            "detect.graph: a graph cannot add up the gradients of several parts; expected false "
-            f"with train.accumulate {config.train.accumulate}"
-        )
     low, high = config.detect.jitter
     if not 0 < low <= high:
         raise UserError(f"detect.jitter: expected two scales above 0, got {config.detect.jitter}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from comrope.experiments.errors import UserError
 from comrope.experiments.studies.beyond import (
     Ablation,
     Comparison,
@@ -74,6 +75,18 @@ class Video(Study):
         return [*told, Cell("comrope-ld", preset.perturbations[0], timeless=True)]
 
 
+class Backwards(Video):
+    """Rows of the video study with noise, as they are, on clips that are played backwards too."""
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        if preset.recipe == "imagenet":
+            raise UserError(
+                "preset: UCF-101 has no two classes of which one is the other, backwards; expected "
+                "demo or small"
+            )
+        return [cell for cell in super().cells(preset) if cell.perturbation]
+
+
 class Detection(Study):
     """As fine-tuning: rotations that start at zero, on top of absolute positions. (Vanilla RoPE's
     do not start at zero.)"""
@@ -120,6 +133,7 @@ STUDIES: dict[str, Study] = {
         decides=("model.ape", "model.init"),
     ),
     "video": Video("3D classification of clips", "Tab. 3"),
+    "backwards": Backwards("Clips played backwards"),
     "detection": Detection(
         "Object detection with a pre-trained backbone",
         "Tab. 2",

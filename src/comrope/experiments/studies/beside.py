@@ -87,16 +87,15 @@ def look_beside(
 
 
 @contextlib.contextmanager
-def _looking(config: Config, folder: Path) -> Iterator[Callable[..., float]]:
-    """A function of a view, and of what ``accuracy`` takes besides, to the accuracy of a run."""
+def _looking(config: Config, folder: Path) -> Iterator[Callable[..., dict[str, Any]]]:
+    """A function of a view, and of what ``accuracy`` takes besides, to what it finds of a run."""
     model = load_run(folder)[1]
     accelerator = create_accelerator(config.train.device)
     model.to(accelerator.device)
     with validating(config, open_sources(config, train=False)[1], accelerator) as validation:
 
-        def look(view: View, **options: float) -> float:
-            found = accuracy(model, config, validation, view, accelerator, **options)
-            return float(found["top1"])
+        def look(view: View, **options: Any) -> dict[str, Any]:
+            return accuracy(model, config, validation, view, accelerator, **options)
 
         yield look
 
@@ -107,7 +106,8 @@ def _moved(config: Config, folder: Path) -> dict[str, Any]:
         smaller = max(1, config.evaluate.batch_size // 8)
         config = config.with_overrides({"evaluate.batch_size": smaller})
     with _looking(config, folder) as look:
-        return {"offset": {f"{r:g}": look(usual_view(config), offset=r) for r in OFFSETS}}
+        usual = usual_view(config)
+        return {"offset": {f"{r:g}": look(usual, offset=r)["top1"] for r in OFFSETS}}
 
 
 def _in_other_units(config: Config, folder: Path) -> dict[str, Any]:
@@ -115,7 +115,10 @@ def _in_other_units(config: Config, folder: Path) -> dict[str, Any]:
     with _looking(config, folder) as look:
         return {
             "units": {
-                f"{share:g}": {n: look(v, patch_units=share) for n, v in views_of(config).items()}
+                f"{share:g}": {
+                    name: look(view, patch_units=share)["top1"]
+                    for name, view in views_of(config).items()
+                }
                 for share in SHARES
             }
         }
@@ -123,6 +126,15 @@ def _in_other_units(config: Config, folder: Path) -> dict[str, Any]:
 
 def _shares_and_views(config: Config) -> dict[str, Any]:
     return {"shares": [*SHARES], "views": [*views_of(config)]}
+
+
+def _both_ways(config: Config, folder: Path) -> dict[str, Any]:
+    """What clips were taken for, as they are and from their last frame to their first."""
+    ways = {"forwards": False, "backwards": True}
+    with _looking(config, folder) as look:
+        usual = usual_view(config)
+        found = {way: look(usual, backwards=turn)["taken_for"] for way, turn in ways.items()}
+    return {"both_ways": found}
 
 
 def _elements(config: Config, folder: Path) -> dict[str, Any]:
@@ -148,6 +160,7 @@ def _spectra(model: nn.Module) -> list[list[list[float]]]:
 BESIDE = {
     "offset": Beside("offset.json", _moved, True, lambda _: {"rho": [*OFFSETS]}),
     "units": Beside("units.json", _in_other_units, True, _shares_and_views),
+    "backwards": Beside("backwards.json", _both_ways, True),
     "distribution": Beside("angles.json", _elements),
     "angles": Beside("frequencies.json", _frequencies),
 }

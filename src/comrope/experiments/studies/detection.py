@@ -18,7 +18,8 @@ from comrope.experiments.figures import STYLES, new_figure, save
 from comrope.experiments.folders import LOG
 from comrope.experiments.logs import read_log
 from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import gain, label, number, rows, spread, spread_said
+from comrope.experiments.studies.markdown import interval, label, number, rows, spread, spread_said
+from comrope.experiments.studies.paired import difference
 from comrope.experiments.views import usual_view
 
 __all__ = ["by_epoch", "draw_found", "figure", "table"]
@@ -56,7 +57,8 @@ def _begun(results: dict[str, Any]) -> str:
         f"COCO's average precision of boxes, %, after {recipe['train']['epochs']} epochs from "
         f"{start}, every method on top of its APE and from zero. Learning rate {optim['lr']:g}, of "
         f"the angles {optim['lr'] * optim['angle_lr_scale']:g}, times {optim['layer_decay']:g} a "
-        "layer downwards. *Over APE*: the difference in AP, seed by seed.\n\n"
+        "layer downwards. *Over APE*: the difference in AP, seed by seed, and its 95 % interval "
+        "(Student's t). Speed and memory: of a run, beside which others may have used the GPU.\n\n"
     )
 
 
@@ -66,19 +68,19 @@ def _figures(cells: list[dict[str, Any]], size: str, kind: str) -> str:
         return {s: (f["masks"] if kind == "masks" else f)[name] for s, f in found.items()}
 
     plain = next((cell for cell in cells if cell["method"] == "ape"), None)
-    header = ["method", *METRICS, "over APE", "images/s in training", "peak memory, GiB"]
+    header = ["method", *METRICS, "over APE", "", "images/s in training", "peak memory, GiB"]
     lines = []
     for cell in cells:
         line = [label(cell)]
         for name in METRICS:
             some = list(values(cell, name).values())
             line.append("–" if None in some else number(spread(some), 1))
-        over = "–"
+        over = None
         if plain is not None and cell is not plain:
-            over = gain(values(cell, "AP"), values(plain, "AP"), 1)
+            over = difference(values(cell, "AP"), values(plain, "AP"))
         speeds = spread([run["images_per_second"] for run in cell["runs"]])
         memory = max(run["peak_memory_gib"] or 0 for run in cell["runs"])
-        line += [over, f"{speeds['mean']:.0f}", f"{memory:.1f}" if memory else "–"]
+        line += [*interval(over), f"{speeds['mean']:.0f}", f"{memory:.1f}" if memory else "–"]
         lines.append(line)
     return rows(header, lines)
 

@@ -18,6 +18,8 @@ from comrope.experiments.views import views_of
 
 __all__ = ["NothingThere", "gather_cell", "newest_machine", "what_is_there"]
 
+FEW = 2  # rows of one name that are told one by one
+
 
 class NothingThere(UserError):
     """No run of a study is finished."""
@@ -40,14 +42,28 @@ def what_is_there(
             f"out: {runs} holds no finished run of this study, or nothing of what it wants of them "
             "besides; expected some to gather"
         )
-    missing = [_told_apart(cell, [*plan]) for cell in plan if not there[cell]]
-    return {cell: configs for cell, configs in there.items() if configs}, missing
+    missing = [cell for cell in plan if not there[cell]]
+    return {cell: configs for cell, configs in there.items() if configs}, _named(missing, [*plan])
+
+
+def _named(missing: list[Cell], cells: list[Cell]) -> list[str]:
+    """One by one; where many are of one name, how many."""
+    found: dict[str, None] = {}
+    for cell in missing:
+        alike = [c for c in missing if _row(c) == _row(cell)]
+        many = f"{_row(cell)} ({len(alike)} rows)"
+        found[_told_apart(cell, cells) if len(alike) <= FEW else many] = None
+    return [*found]
+
+
+def _row(cell: Cell) -> str:
+    return cell.name or LABELS[cell.method]
 
 
 def _told_apart(cell: Cell, cells: list[Cell]) -> str:
     """The name of a row, with as much as it takes to tell it from the others."""
-    row = cell.name or LABELS[cell.method]
-    alike = [c for c in cells if (c.name or LABELS[c.method]) == row]
+    row = _row(cell)
+    alike = [c for c in cells if _row(c) == row]
     details = []
     if len({c.perturbation for c in alike}) > 1:
         details.append(f"σ {cell.perturbation:g}")
@@ -55,9 +71,15 @@ def _told_apart(cell: Cell, cells: list[Cell]) -> str:
         details.append(f"blocks of {cell.block_size}")
     if cell.timeless:
         details.append("not told the time")
-    if len({c.fields for c in alike}) > 1:
-        details += (f"{key}={value}" for key, value in cell.fields)
+    details += (
+        f"{key}={value}" for key, value in cell.fields if (key, value) not in _common(alike)
+    )
     return f"{row} ({', '.join(details)})" if details else row
+
+
+def _common(cells: list[Cell]) -> set[tuple[str, Any]]:
+    """The fields that all of them have."""
+    return set.intersection(*(set(cell.fields) for cell in cells))
 
 
 def newest_machine(cells: list[dict[str, Any]]) -> dict[str, str]:

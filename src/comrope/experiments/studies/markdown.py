@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from comrope.experiments.studies.cells import LABELS
-from comrope.experiments.studies.paired import Difference, by_seed, differences
+from comrope.experiments.studies.paired import Difference, by_seed
 
 __all__ = [
     "by_resolution",
     "counts_of_seeds",
     "fields_said",
-    "gain",
     "interval",
     "label",
     "named",
@@ -63,8 +62,11 @@ def label(cell: dict[str, Any], *, settings: bool = True) -> str:
 
 
 def counts_of_seeds(results: dict[str, Any]) -> set[int]:
-    """How many seeds there are of a cell; not the same for all while some runs are missing."""
-    return {len(cell["runs"]) for cell in results.get("cells", ())}
+    """How many seeds there are of a cell; not the same for all while some runs are missing. What
+    others start from counts for nothing."""
+    cells = results.get("cells", ())
+    own = [cell for cell in cells if cell["finetuned"]] or cells
+    return {len(cell["runs"]) for cell in own}
 
 
 def seeds_said(results: dict[str, Any]) -> str:
@@ -79,12 +81,6 @@ def spread_said(results: dict[str, Any], drawn: str) -> str:
     """What a figure shows of the seeds, as a band or a bar; empty of one."""
     seeds = seeds_said(results)
     return "" if seeds == "one seed" else f"mean of {seeds}, {drawn}: ± one standard deviation"
-
-
-def gain(mine: dict[int, float], other: dict[int, float], digits: int = 2) -> str:
-    """The difference of what the seeds have found, where a seed is of both."""
-    found = differences(mine, other)
-    return number(spread(found), digits) if found else "–"
 
 
 def usual_size(results: dict[str, Any]) -> str:

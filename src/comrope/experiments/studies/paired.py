@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Difference", "by_seed", "compare", "differences"]
+__all__ = ["Difference", "by_seed", "compare", "difference"]
 
 CONFIDENCE = 0.95
 
@@ -30,7 +30,12 @@ class Difference(NamedTuple):
 def compare(mine: dict[str, Any], other: dict[str, Any], views: Sequence[str]) -> Difference | None:
     """How much better ``mine`` is on the mean over some views, or on one; None without a seed that
     both cells of a results.json have."""
-    found = differences(by_seed(mine, views), by_seed(other, views))
+    return difference(by_seed(mine, views), by_seed(other, views))
+
+
+def difference(mine: dict[int, float], other: dict[int, float]) -> Difference | None:
+    """Of numbers by seed, of the seeds that both have."""
+    found = [value - other[seed] for seed, value in mine.items() if seed in other]
     if not found:
         return None
     mean = statistics.fmean(found)
@@ -48,8 +53,3 @@ def by_seed(cell: dict[str, Any], views: Sequence[str]) -> dict[int, float]:
     return {
         run["seed"]: statistics.fmean(run["top1"][view] for view in views) for run in cell["runs"]
     }
-
-
-def differences(mine: dict[int, float], other: dict[int, float]) -> list[float]:
-    """Of the seeds that both have."""
-    return [value - other[seed] for seed, value in mine.items() if seed in other]

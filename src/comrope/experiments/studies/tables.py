@@ -16,17 +16,24 @@ from comrope.experiments.studies.markdown import (
     number,
     rows,
     seeds_said,
-    spread,
     usual_size,
     validated_on,
 )
 from comrope.experiments.studies.paired import compare
 
-__all__ = ["ELSEWHERE", "made_elsewhere", "rows", "table", "told_apart"]
+__all__ = ["ELSEWHERE", "beside_the_papers", "made_elsewhere", "rows", "table"]
 
-SWIPES = ("LeftSwipe", "RightSwipe")  # what only the direction of time tells apart
 # Studies whose table and figure have a file of their own, which stands on this one.
-ELSEWHERE = ("detection", "comparison", "tuning", "ablation", "units", "angles")
+ELSEWHERE = (
+    "video",
+    "backwards",
+    "detection",
+    "comparison",
+    "tuning",
+    "ablation",
+    "units",
+    "angles",
+)
 
 TELL_THEMSELVES = ("tuning", "ablation")  # what their rows set
 
@@ -71,64 +78,19 @@ def _body(name: str) -> Callable[[dict[str, Any]], str]:
     if name in ELSEWHERE:
         return made_elsewhere(name, "table")
     return {
-        "classification": _by_resolution,
-        "block-size": _by_resolution,
-        "perturbation": _by_resolution,
+        "classification": beside_the_papers,
+        "block-size": beside_the_papers,
+        "perturbation": beside_the_papers,
         "offset": _offset,
         "distribution": _distribution,
         "finetune": _finetune,
-        "video": _video,
         "cost": _cost,
     }[name]
 
 
-def _by_resolution(results: dict[str, Any], study: str = "classification") -> str:
+def beside_the_papers(results: dict[str, Any], study: str = "classification") -> str:
+    """Accuracy by resolution, ours and the paper's."""
     return f"{by_resolution(results)}\n{_paper_by_resolution(results, study)}"
-
-
-def _video(results: dict[str, Any]) -> str:
-    """By resolution as in two dimensions; then by the length of clips, and what only time tells."""
-    cells = results["cells"]
-    others = [name for name in cells[0]["top1"] if not name.isdigit()]
-    told = [told_apart(cell) for cell in cells]
-    header = ["method", "σ", *others]
-    lines = [
-        [
-            label(cell),
-            f"{cell['perturbation']:g}",
-            *(number(cell["top1"][name], 1) for name in others),
-        ]
-        for cell in cells
-    ]
-    if any(told):
-        header.append(f"{' and '.join(SWIPES)} told apart")
-        lines = [
-            [*line, number(spread(found), 1) if found else "–"]
-            for line, found in zip(lines, told, strict=True)
-        ]
-    clip = results["recipe"]["data"]["frames"]
-    return (
-        f"Clips of {clip} frames from all of a video, at other resolutions:\n\n"
-        f"{_by_resolution(results, 'video')}\nOf other clips, at {results['trained_at']} px. *Not "
-        "told the time*: all frames have one time coordinate, so that their order is lost.\n\n"
-        f"{rows(header, lines)}"
-    )
-
-
-def told_apart(cell: dict[str, Any]) -> list[float]:
-    """Of the clips of two classes that were taken for one of them, how many for the right one, %;
-    a number a seed, none where there are no such classes."""
-    found = []
-    for run in cell["runs"]:
-        names = run.get("classes") or []
-        if not set(SWIPES) <= set(names):
-            return []
-        first, second = map(names.index, SWIPES)
-        counts = run["taken_for"]
-        right = counts[first][first] + counts[second][second]
-        wrong = counts[first][second] + counts[second][first]
-        found.append(100 * right / max(1, right + wrong))
-    return found
 
 
 def _paper_by_resolution(results: dict[str, Any], study: str) -> str:

@@ -8,7 +8,7 @@ import yaml
 
 from comrope.experiments.figures import STYLES, new_figure
 from comrope.experiments.studies.beyond import EVERY, ROWS, SEARCHED, row_key
-from comrope.experiments.studies.cells import PRESETS
+from comrope.experiments.studies.cells import PRESETS, packaged
 from comrope.experiments.studies.markdown import (
     fields_said,
     label,
@@ -27,8 +27,10 @@ OF_ROWS = {row_key(row): dict(row.fields) for row in ROWS}  # what is no matter 
 
 
 def best(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields that tuned.yaml should have."""
-    found = {key: _winner(results, trials) for key, trials in _by_row(results).items()}
+    """The fields that tuned.yaml should have: of rows all of whose trials there are."""
+    wanted, of_rows = packaged("search.yaml"), _by_row(results)
+    whole = {key: trials for key, trials in of_rows.items() if len(trials) == len(wanted[key])}
+    found = {key: _winner(results, trials) for key, trials in whole.items()}
     common = _trial(found[SEARCHED]) if SEARCHED in found else {}
     own = {
         key: {name: value for name, value in _trial(cell).items() if name not in common}
@@ -48,7 +50,7 @@ def table(results: dict[str, Any]) -> str:
             lines.append(
                 [
                     label(cell),
-                    fields_said(_trial(cell)),
+                    fields_said(_tried(cell, trials)),
                     str(len(cell["runs"])),
                     number(cell["top1"][size], 1),
                     f"**{mean}**" if cell is winner else mean,
@@ -59,9 +61,9 @@ def table(results: dict[str, Any]) -> str:
     header = ["method", "trial", "seeds", f"{size} px", "mean over resolutions"]
     return (
         f"Top-1 accuracy, %, {validated_on(results)}, after {epochs} epochs. Bold: the best of a "
-        "method, by the mean over resolutions; a trial that lacks seeds that others have is not "
-        f"chosen.\n\n{rows(header, lines)}\nThe best, as `tuned.yaml` has them:\n\n"
-        f"```yaml\n{found}```\n"
+        "method so far, by the mean over resolutions; a trial that lacks seeds that others have "
+        f"is not chosen.\n\n{rows(header, lines)}\nThe best of the methods that have all their "
+        f"trials, as `tuned.yaml` has them:\n\n```yaml\n{found}```\n"
     )
 
 
@@ -106,3 +108,13 @@ def _trial(cell: dict[str, Any]) -> dict[str, Any]:
     """Its fields, but for those that its row has anyway."""
     own = OF_ROWS.get(cell["name"] or cell["method"], {})
     return {name: value for name, value in cell["fields"].items() if name not in own}
+
+
+def _tried(cell: dict[str, Any], trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields in which the trials of its row differ."""
+    every = [trial["fields"] for trial in trials]
+    return {
+        name: value
+        for name, value in _trial(cell).items()
+        if len(every) == 1 or any(name not in f or f[name] != value for f in every)
+    }
