@@ -20,12 +20,13 @@ from comrope.experiments.inspection import _layers
 from comrope.experiments.run import Run
 from comrope.experiments.sources import open_sources
 from comrope.experiments.start import begin_with
-from comrope.experiments.studies import backwards, run_name
+from comrope.experiments.studies import backwards, run_name, video
 from comrope.experiments.studies.reproduce import reproduce
 from comrope.experiments.studies.video import pair_of, told_apart
 from comrope.experiments.train import is_finished, train
 from comrope.experiments.views import View, views_of
 from comrope.methods import METHODS
+from experiments.results import cell_of, results_of
 from experiments.runs import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -170,6 +171,19 @@ def test_a_finished_run_is_looked_at_in_new_ways(trained):
     assert not is_finished(config, trained["told"])
     result = train(config, trained["told"], progress=False)
     assert set(result["top1"]) == {"12", "6 frames", "8 frames", "0.5 of the video"}
+
+
+def test_a_row_is_compared_with_baselines_that_have_its_noise():
+    def cell(method, level, **about):
+        return cell_of({s: {"8": level, "16": level + 10 + s} for s in range(2)}, method, **about)
+
+    cells = [cell("ape", 40.0), cell("rope", 50.0), cell("comrope-ld", 49.0)]
+    cells += [cell("comrope-ld", 90.0, perturbation=0.0)]
+    lines = video._over_baselines(results_of(cells)).splitlines()
+    nine, one = "+9.00 [+9.00, +9.00] | better", "-1.00 [-1.00, -1.00] | worse"
+    assert f"| ComRoPE-LD | 1 | {nine} | {nine} | {one} |" in lines
+    assert "| ComRoPE-LD | 0 | – | – | – | – | – | – |" in lines
+    assert video._over_baselines(results_of(cells[3:])) == ""
 
 
 def test_swipes_told_apart():

@@ -11,8 +11,9 @@ from comrope.experiments.cli import app
 from comrope.experiments.errors import UserError
 from comrope.experiments.logs import console
 from comrope.experiments.studies import LABELS
+from comrope.experiments.studies.markdown import seeds_said
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.results import finish_runs
+from experiments.results import cell_of, finish_runs, results_of
 
 
 def accuracy(config, resolution: int) -> float:
@@ -99,6 +100,29 @@ def test_fine_tuning_pairs_the_seeds_that_are_there(tmp_path):
     (folder,) = tmp_path.glob("finetune-*")
     text = (folder / "table.md").read_text()
     assert "| ComRoPE-LD | zero | 66.63 ± 0.71 | +5.00 | undecided |" in text  # of one seed
+
+
+def test_trials_that_are_missing_are_told_by_what_they_differ_in_or_by_their_number(tmp_path):
+    folders = finish_runs(tmp_path, "tuning", accuracy, seeds=1)
+    gone = {"ape": 1, "liere": 6}
+    for cell, (place,) in reversed(folders.items()):
+        if gone.get(cell.method, 0):
+            gone[cell.method] -= 1
+            shutil.rmtree(place)
+    assert gathered(tmp_path, "tuning", seeds=None)["missing"] == [
+        "APE (optim.lr=0.002, optim.weight_decay=0.01)",
+        "LieRE (6 rows)",
+    ]
+    (place,) = next(places for cell, places in folders.items() if cell.method == "comrope-ld")
+    shutil.rmtree(place)
+    missing = gathered(tmp_path, "tuning", seeds=None)["missing"]
+    assert missing[-1] == "ComRoPE-LD (model.init=normal, model.spread=1, optim.angle_lr_scale=1)"
+
+
+def test_what_others_start_from_counts_for_no_seeds():
+    start, own = cell_of({0: {"8": 1.0}}), cell_of({s: {"8": 1.0} for s in range(3)})
+    assert seeds_said(results_of([start, {**own, "finetuned": True}])) == "3 seeds"
+    assert seeds_said(results_of([start, own])) == "1 to 3 seeds"
 
 
 def test_what_cannot_be_gathered_is_told(tmp_path):
