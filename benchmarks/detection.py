@@ -2,7 +2,7 @@
 
     python benchmarks/detection.py                       # the paper's: 1,024 px, two images
     python benchmarks/detection.py model.drop_path_rate=0    # no compilation for every rate of it
-    python benchmarks/detection.py model.drop_path_rate=0 detect.graph=true    # and fewer launches
+    python benchmarks/detection.py model.drop_path_rate=0 detect.graph=false  # launch by launch
     python benchmarks/detection.py --recipe scenes --batch 2 --rounds 3 train.device=cpu
 
 Random weights, images and boxes. A method is timed if its features, angles at zero, are those of

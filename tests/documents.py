@@ -151,9 +151,8 @@ def fill(text: str) -> str:
         if suite:
             body = bench(results, suite)
         else:
-            makers = {"cost": cost, "parameters": parameters, "training": training}
-            makers |= {"detection": detection}
-            body = {**makers, "copying": copying, "scaling": scaling, "study": study}[kind](results)
+            makers = (cost, parameters, training, detection, copying, scaling, study)
+            body = {maker.__name__: maker for maker in makers}[kind](results)
         return f"<!-- {match[1]}: {match[2]} -->\n{body}<!-- end -->"
 
     return MARKED.sub(make, text)

@@ -20,13 +20,10 @@ from comrope.experiments.inspection import _layers
 from comrope.experiments.run import Run
 from comrope.experiments.sources import open_sources
 from comrope.experiments.start import begin_with
-from comrope.experiments.studies import backwards, run_name, video
-from comrope.experiments.studies.reproduce import reproduce
-from comrope.experiments.studies.video import pair_of, told_apart
+from comrope.experiments.studies import run_name
 from comrope.experiments.train import is_finished, train
 from comrope.experiments.views import View, views_of
 from comrope.methods import METHODS
-from experiments.results import cell_of, results_of
 from experiments.runs import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -171,65 +168,6 @@ def test_a_finished_run_is_looked_at_in_new_ways(trained):
     assert not is_finished(config, trained["told"])
     result = train(config, trained["told"], progress=False)
     assert set(result["top1"]) == {"12", "6 frames", "8 frames", "0.5 of the video"}
-
-
-def test_a_row_is_compared_with_baselines_that_have_its_noise():
-    def cell(method, level, **about):
-        return cell_of({s: {"8": level, "16": level + 10 + s} for s in range(2)}, method, **about)
-
-    cells = [cell("ape", 40.0), cell("rope", 50.0), cell("comrope-ld", 49.0)]
-    cells += [cell("comrope-ld", 90.0, perturbation=0.0)]
-    lines = video._over_baselines(results_of(cells)).splitlines()
-    nine, one = "+9.00 [+9.00, +9.00] | better", "-1.00 [-1.00, -1.00] | worse"
-    assert f"| ComRoPE-LD | 1 | {nine} | {nine} | {one} |" in lines
-    assert "| ComRoPE-LD | 0 | – | – | – | – | – | – |" in lines
-    assert video._over_baselines(results_of(cells[3:])) == ""
-
-
-def test_swipes_told_apart():
-    counts = [[5, 3, 2], [1, 6, 0], [4, 0, 9]]
-    run = {"classes": ["LeftSwipe", "RightSwipe", "Stop"], "taken_for": counts}
-    pair = pair_of(run["classes"])
-    assert pair == ("LeftSwipe", "RightSwipe")
-    assert told_apart(pair, run) == 100 * 11 / 15
-    assert told_apart(pair, run, {**run, "taken_for": [[9, 0, 0], [5, 1, 1], [0] * 3]}) == 70
-    assert pair_of(["a", "b", "c"]) is pair_of(None) is None
-
-
-def test_what_is_seen_backwards_counts_as_what_it_then_shows():
-    """Who sees no order takes either way for the same: right for one of the two."""
-    blind, seeing = [[7, 3, 1], [2, 8, 0], [0, 0, 5]], [[1, 9, 1], [8, 2, 0], [0, 0, 5]]
-    run = {"seed": 0, "classes": ["LeftSwipe", "RightSwipe", "Stop"]}
-    for back, way, both in ((blind, 25.0, 50.0), (seeing, 85.0, 80.0)):
-        looked = {**run, "both_ways": {"forwards": blind, "backwards": back}}
-        ways = backwards._ways({"runs": [looked]}, ("LeftSwipe", "RightSwipe"))
-        assert ways == {"forwards": [75.0], "backwards": [way], "both": [both]}
-
-
-def test_the_study_has_a_control_and_its_models_are_seen_backwards(tmp_path):
-    options = {
-        "out": tmp_path,
-        "methods": ["comrope-ld"],
-        "overrides": [f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
-                      for k, v in {**SHORT, "train.epochs": 3}.items()],
-        "progress": False,
-    }  # fmt: skip
-    found = reproduce("video", **options)
-    assert [cell["timeless"] for cell in found["cells"]] == [False, True]
-    (folder,) = tmp_path.glob("video*")
-    assert "not told the time" in (folder / "table.md").read_text()
-    assert (folder / "figure.png").stat().st_size > 10_000
-    models = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/model.safetensors")}
-    found = reproduce("backwards", **options)
-    assert {path: path.stat().st_mtime_ns for path in models} == models
-    told, untold = (backwards._ways(cell, ("left", "right")) for cell in found["cells"])
-    assert min(told["forwards"] + told["backwards"]) > 80
-    assert untold["both"] == [50.0]
-    (folder,) = tmp_path.glob("backwards*")
-    assert "| ComRoPE-LD, not told the time |" in (folder / "table.md").read_text()
-    assert (folder / "figure.png").stat().st_size > 10_000
-    with pytest.raises(UserError, match="preset: UCF-101 has no two classes"):
-        reproduce("backwards", preset="paper", out=tmp_path, progress=False)
 
 
 def test_the_papers_model():

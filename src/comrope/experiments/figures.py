@@ -13,7 +13,7 @@ from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
-__all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "resolutions", "save"]
+__all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "of_method", "resolutions", "save"]
 
 # A colour and a mark for each method, the same in every figure; told apart without colour too.
 STYLES: dict[str, dict[str, Any]] = {
@@ -93,7 +93,8 @@ def resolutions(
     axis.grid(alpha=0.25)
 
 
-def _of_method(cell: dict[str, Any], _: int) -> dict[str, Any]:
+def of_method(cell: dict[str, Any], _: int = 0) -> dict[str, Any]:
+    """Its colour, mark and name."""
     return {**STYLES[cell["method"]], "label": named(cell)}
 
 
@@ -102,7 +103,7 @@ def _classification(results: dict[str, Any]) -> Any:
     figure, axes = new_figure(len(sigmas) + 1)
     for axis, sigma in zip(axes[0], sigmas, strict=False):
         cells = [cell for cell in results["cells"] if cell["perturbation"] == sigma]
-        resolutions(axis, results, cells, _of_method)
+        resolutions(axis, results, cells, of_method)
         axis.set_title(f"ours: {results['data']}\nperturbation {sigma:g}", fontsize=10)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     paper, axis = results["paper"]["classification"], axes[0, -1]
@@ -134,7 +135,7 @@ def _offset(results: dict[str, Any]) -> Any:
     axis = axes[0, 0]
     for number, cell in enumerate(results["cells"]):
         xs = [float(x) for x in cell["offset"]]
-        style = _of_method(cell, number)
+        style = of_method(cell, number)
         curve(axis, xs, list(cell["offset"].values()), **style)
     axis.set(xlabel="ρ, image widths", ylabel="top-1 accuracy, %")
     axis.set_title(f"Accuracy when the coordinates of every image are moved by N(0, ρ²)\n"

@@ -15,11 +15,13 @@ from comrope import analysis
 from comrope.experiments import checkpoint, figures
 from comrope.experiments.config import Config
 from comrope.experiments.distributed import create_accelerator
+from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import accuracy, load_run, validating
-from comrope.experiments.folders import WEIGHTS
+from comrope.experiments.folders import WEIGHTS, read_result
 from comrope.experiments.inspection import angle_elements, at_the_start
 from comrope.experiments.logs import say
 from comrope.experiments.sources import open_sources
+from comrope.experiments.studies.video import REVERSED, pair_of
 from comrope.experiments.views import View, usual_view, views_of
 
 __all__ = ["OFFSETS", "SHARES", "is_at_hand", "look_beside"]
@@ -27,6 +29,7 @@ __all__ = ["OFFSETS", "SHARES", "is_at_hand", "look_beside"]
 OFFSETS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the paper's rho, in image widths
 SHARES = (-0.25, 0.0, 0.25, 0.5, 1.0)  # 0: relative coordinates, 1: they count patches
 DIGITS = 4  # of a frequency that is kept
+EMBEDDED = ("digits", "moving")  # data that need no root
 
 
 class Beside(NamedTuple):
@@ -54,7 +57,7 @@ class Beside(NamedTuple):
 
     def can_be_made(self, config: Config, folder: Path) -> bool:
         data = config.data
-        there = data.name == "digits" if data.root is None else Path(data.root).exists()
+        there = data.name in EMBEDDED if data.root is None else Path(data.root).exists()
         return (folder / WEIGHTS).is_file() and (there or not self.looks)
 
 
@@ -130,6 +133,12 @@ def _shares_and_views(config: Config) -> dict[str, Any]:
 
 def _both_ways(config: Config, folder: Path) -> dict[str, Any]:
     """What clips were taken for, as they are and from their last frame to their first."""
+    result = read_result(folder)
+    if result is None or pair_of(result["classes"]) is None:
+        raise UserError(
+            "data.root: expected two classes of which one is the other backwards, such as "
+            f"{' and '.join(REVERSED[0])}; none are in {config.data.root}"
+        )
     ways = {"forwards": False, "backwards": True}
     with _looking(config, folder) as look:
         usual = usual_view(config)

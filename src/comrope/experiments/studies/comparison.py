@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from comrope.experiments.figures import STYLES, new_figure, resolutions
+from comrope.experiments.figures import STYLES, new_figure, of_method, resolutions
 from comrope.experiments.studies.beyond import OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
@@ -100,7 +100,7 @@ def figure(results: dict[str, Any]) -> Any:
 
 def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
     """A method's colour and mark; what shares them with a row before it is hollow and dashed."""
-    style = {**STYLES[cell["method"]], "label": named(cell)}
+    style = of_method(cell)
     first = next(each for each in cells if each["method"] == cell["method"])
     if named(first) != named(cell):
         style |= {"linestyle": "--", "markerfacecolor": "white"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.figures import STYLES, curve, new_figure
-from comrope.experiments.studies.markdown import label, named, number, rows, spread, spread_said
+from comrope.experiments.figures import curve, new_figure, of_method
+from comrope.experiments.studies.markdown import label, number, rows, spread, spread_said
 
 __all__ = ["figure", "table"]
 
@@ -43,8 +43,8 @@ def figure(results: dict[str, Any]) -> Any:
     for axis, (title, some) in zip(axes[0], panels.items(), strict=True):
         for cell in results["cells"]:
             shares = list(cell["units"])
-            style = {**STYLES[cell["method"]], "label": named(cell)}
-            curve(axis, [float(s) for s in shares], [_mean(cell, s, some) for s in shares], **style)
+            means = [_mean(cell, share, some) for share in shares]
+            curve(axis, [float(share) for share in shares], means, **of_method(cell))
         axis.set(title=title, xlabel="0: relative coordinates, 1: patches")
         axis.grid(alpha=0.25)
     axes[0, 0].set_ylabel("top-1 accuracy, %")

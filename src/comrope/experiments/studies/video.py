@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comrope.experiments.figures import STYLES, curve, new_figure, resolutions
+from comrope.experiments.figures import curve, new_figure, of_method, resolutions
 from comrope.experiments.studies.comparison import CAUTION
 from comrope.experiments.studies.markdown import (
     interval,
     label,
-    named,
     number,
     rows,
     spread,
@@ -99,7 +98,7 @@ def told_apart(pair: tuple[str, str], *runs: dict[str, Any]) -> float:
 
 def style_of(cell: dict[str, Any], _: int = 0) -> dict[str, Any]:
     """A method's colour and mark; hollow and dotted of one that is not told the time."""
-    style = {**STYLES[cell["method"]], "label": named(cell)}
+    style = of_method(cell)
     if cell["timeless"]:
         style |= {"linestyle": ":", "label": label(cell), "markerfacecolor": "white"}
     return style
