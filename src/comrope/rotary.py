@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,17 +144,28 @@ class RotaryEmbedding(nn.Module):
         num_prefix_tokens: int | None = None,
         angles: Angles | None = None,
     ) -> Tensor:
-        """Queries alone or keys alone (B, heads, T, D), turned as ``forward`` does both at once.
+        """Queries, keys or values alone (B, heads, T, D), turned as ``forward`` does q and k at
+        once.
 
         For attention layers that hand them out one after the other. Hooks do not see it.
         """
-        heads = self.method.num_heads
-        share = x.shape[1] // heads if isinstance(x, Tensor) and x.ndim == 4 else 1
-        # Keys with no query at all; or queries, with one of each group in the place of the key.
-        q, k = (x[:, :0], x) if share == 1 else (x, x[:, ::share])
-        prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
-        self._check(x, k, positions, prefix)
-        return self._turn(q, k, positions, prefix, angles)[share == 1]
+        return self._turn_one(ops.rotate_one, x, positions, num_prefix_tokens, angles)
+
+    def unrotate(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        num_prefix_tokens: int | None = None,
+        angles: Angles | None = None,
+    ) -> Tensor:
+        """The inverse of ``rotate``, for x (B, heads, T, D): of what attention makes of turned
+        values.
+
+        ``unrotate(attend(q, k, rotate(v, y)), x)`` with rotated q and k is
+        sum_j a_ij R(y_j - x_i) v_j: values, too, tell where they are from, seen from the query.
+        """
+        return self._turn_one(ops.unrotate, x, positions, num_prefix_tokens, angles)
 
     def packed(
         self,
@@ -248,6 +259,28 @@ class RotaryEmbedding(nn.Module):
             k,
             positions,
             self.angles() if angles is None else angles,
+            backend=self.backend,
+            num_prefix_tokens=prefix,
+            channel_order=self.channel_order,
+        )
+
+    def _turn_one(
+        self,
+        op: Callable[..., Tensor],
+        x: Tensor,
+        positions: Tensor,
+        prefix: int | None,
+        angles: Angles | None,
+    ) -> Tensor:
+        heads = self.method.num_heads
+        share = x.shape[1] // heads if isinstance(x, Tensor) and x.ndim == 4 else 1
+        prefix = self.num_prefix_tokens if prefix is None else prefix
+        self._check(x, x if share == 1 else x[:, ::share], positions, prefix)
+        return op(
+            x,
+            positions,
+            self.angles() if angles is None else angles,
+            key_heads=heads,
             backend=self.backend,
             num_prefix_tokens=prefix,
             channel_order=self.channel_order,

@@ -83,7 +83,10 @@ def test_a_run_that_changes_changes_the_document(written):
     ("mark", "message"),
     [
         ("comparision", "name: expected one of .*, got 'comparision'"),
-        ("comparison --preset huge", "preset: expected one of demo, small, paper, got 'huge'"),
+        (
+            "comparison --preset huge",
+            "preset: expected one of demo, tiny, small, paper, got 'huge'",
+        ),
         ("comparison --size 3", "mark: expected --preset, .* got --size"),
         ("comparison --seeds two", "mark: expected a number of --seeds, got 'two'"),
         ("cost", "mark: the study cost has no runs"),

@@ -51,6 +51,28 @@ def test_a_rotary_embedding_that_its_layers_do_not_follow():
         comrope.swap(model, "comrope-torus")
 
 
+def test_coordinates_that_move_in_training_go_on_moving():
+    """As timm draws them, number by number."""
+    model = build("timm dinov3")
+    model.rope.shift_coords, model.rope.jitter_coords, model.rope.rescale_coords = 0.4, 1.5, 2.0
+    model.rope.aug_active = True
+    swapped = comrope.swap(copy.deepcopy(model), "comrope-ld", block_size=4)
+    still = seen(model)
+    assert relative_error(seen(swapped), still) < 1e-5
+    for each in (model.train(), swapped.train()):
+        torch.manual_seed(5)
+        each.moved = seen(each)
+    assert relative_error(model.moved, still) > 1e-4
+    assert relative_error(swapped.moved, model.moved) < 1e-5
+
+
+def test_coordinates_that_move_in_ways_not_known_are_refused():
+    model = build("timm eva")
+    model.rope.aug_active = True
+    with pytest.raises(ValueError, match="moves coordinates in training"):
+        comrope.swap(model, "comrope-ld", block_size=4)
+
+
 def test_another_order_of_channels_is_not_given_back_to_timm():
     model = comrope.swap(build("timm mixed"), "rope-mixed", channel_order="half", block_size=4)
     with torch.no_grad():

@@ -102,12 +102,12 @@ def reproduce_command(
         str,
         typer.Argument(
             help="classification, video, detection, offset, block-size, perturbation, "
-            "distribution, finetune or cost, of the paper; comparison, tuning, ablation, units, "
-            "angles or backwards, beyond it."
+            "distribution, finetune or cost, of the paper; comparison, tuning, ablation, "
+            "values, units, angles or backwards, beyond it."
         ),
     ],
     overrides: Overrides = None,
-    preset: Annotated[str, typer.Option(help="demo, small or paper.")] = "demo",
+    preset: Annotated[str, typer.Option(help="demo, tiny, small or paper.")] = "demo",
     data: Annotated[str | None, typer.Option(help="Where the preset's data set is.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs a row.")] = None,
     methods: Annotated[str, typer.Option(help="Some methods only, such as ape,liere.")] = "",

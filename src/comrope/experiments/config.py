@@ -36,6 +36,7 @@ class Model:
     name: str = "vit_base_patch16_224"  # size, patch and training resolution; or "timm:..."
     position: str = "comrope-ld"
     ape: bool = False  # absolute positions beside the rotation
+    rotate_values: bool = False  # besides queries and keys
     block_size: int = 8
     init: str = "normal"
     rope_units: str = "patch"

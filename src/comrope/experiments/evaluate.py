@@ -59,6 +59,7 @@ def build_model(config: Config) -> ViT:
             axis_scale=model.axis_scale or None,
             position=model.position,
             ape=model.ape,
+            rotate_values=model.rotate_values,
             rope_units=model.rope_units,
             class_token=model.class_token,
             class_position=model.class_position,

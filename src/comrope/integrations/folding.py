@@ -118,7 +118,13 @@ def _plan(layer: Any, rotation: RotaryEmbedding) -> Any:
         method.register_buffer("basis", basis.detach().clone())
         return rotation, method, []
     turn = _turns(basis.double(), rotation.channel_order == "half")
-    turned = [(rows[0], _turned(rows, turn)) for rows in _merge(_projections(layer, rotation))]
+    turned: list[tuple[Tensor, Tensor]] = [
+        (rows[0], _turned(rows, turn)) for rows in _merge(_projections(layer, rotation))
+    ]
+    if getattr(layer, "rotate_values", False):  # Q^T v goes in, so Q is to come out
+        weight = _linear(layer.proj).weight
+        index = torch.arange(weight.shape[1], device=weight.device).view(old.num_heads, -1)
+        turned.append((weight, _turned((weight.mT, [index]), turn).mT))
     return rotation, method, turned
 
 
@@ -134,7 +140,7 @@ def _turns(basis: Tensor, halves: bool) -> Tensor:
     return whole[:, back][:, :, back]
 
 
-def _turned(rows: tuple[nn.Parameter, list[Tensor]], turn: Tensor) -> Tensor:
+def _turned(rows: tuple[Tensor, list[Tensor]], turn: Tensor) -> Tensor:
     parameter, indices = rows
     value = parameter.detach().clone()
     for index in indices:
@@ -175,6 +181,8 @@ def _projections(layer: Any, rotation: RotaryEmbedding) -> list[Rows]:
         whole = _linear(layer.qkv)
         index = _index(whole, 3 * keys, whole.out_features // (3 * keys))[:, :turned]
         rows = _rows(whole, index[:keys]) + _rows(whole, index[keys : 2 * keys])
+        if getattr(layer, "rotate_values", False):
+            rows += _rows(whole, index[2 * keys :])
         if getattr(layer, "q_bias", None) is not None:  # EVA's; its keys have none
             rows.append((layer.q_bias, index[:keys]))
         return rows

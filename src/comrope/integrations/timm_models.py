@@ -161,6 +161,11 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
     """What its positions are, and the rotation of a layer as it starts."""
     kind = type(rope).__name__
     flipped = getattr(rope, "grid_indexing", "ij") == "xy"
+    if kind != "RotaryEmbeddingDinoV3" and getattr(rope, "aug_active", False):
+        raise ValueError(
+            f"model: its rotary embedding ({kind}) moves coordinates in training, which is not "
+            "known here; expected one without shift_coords, jitter_coords and rescale_coords"
+        )
     if kind == "RotaryEmbeddingMixed":
         return partial(axial, flipped=flipped), {}
     if kind == "RotaryEmbeddingCat" and not rope.in_pixels:
@@ -173,7 +178,7 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
             centred,
             offset=rope.grid_offset,
             normalize=rope.normalize_coords,
-            augment=rope._apply_coord_augs,
+            augment=partial(_moved_in_training, rope),
         )
         bands = 2 * math.pi / rope._compute_periods()
     else:
@@ -183,6 +188,26 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
             "init='zeros' or 'normal'"
         )
     return place, {"frequencies": bands.tolist(), "axis_order": "contiguous"}
+
+
+def _moved_in_training(rope: Any, place: Tensor) -> Tensor:
+    """Coordinates (..., 2) as DINOv3 draws them: shifted, scaled by axis, scaled at once.
+
+    By what it says of itself: how it goes about it differs between versions of timm.
+    """
+    if not rope.training:
+        return place
+
+    def factor(most: float, axes: int) -> Tensor:
+        return place.new_empty(axes).uniform_(-math.log(most), math.log(most)).exp()
+
+    if rope.shift_coords is not None:
+        place = place + place.new_empty(2).uniform_(-rope.shift_coords, rope.shift_coords)
+    if rope.jitter_coords is not None:
+        place = place * factor(rope.jitter_coords, 2)
+    if rope.rescale_coords is not None:
+        place = place * factor(rope.rescale_coords, 1)
+    return place
 
 
 @torch.no_grad()

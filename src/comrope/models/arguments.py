@@ -131,6 +131,7 @@ RULES: dict[str, Rule] = {
     "mlp_ratio": _number(0, 2**10),
     "position": _TEXT,
     "ape": _YES_OR_NO,
+    "rotate_values": _YES_OR_NO,
     "block_size": _whole(2, 2**16),
     "init": _TEXT,
     "axis_scale": _or_null(_several(_number(-1e30, 1e30), MOST_AXES)),

@@ -17,10 +17,24 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; ``rope`` None is attention without positions."""
+    """Multi-head self-attention; ``rope`` None is attention without positions.
 
-    def __init__(self, dim: int, num_heads: int, *, rope: RotaryEmbedding | None = None) -> None:
+    With ``rotate_values`` the values are turned as well, and their sums turned back: a query that
+    looks at several places learns from where it has what, and not only how much of it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        rope: RotaryEmbedding | None = None,
+        rotate_values: bool = False,
+    ) -> None:
         super().__init__()
+        if rotate_values and rope is None:
+            raise ValueError("rotate_values: expected False without a rope, got True")
+        self.rotate_values = rotate_values
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.rope = rope
@@ -38,6 +52,7 @@ class Attention(nn.Module):
 
         ``attend`` is what is done with the rotated q and k, and v, (B, heads, T, D) each.
         """
+        of_values = self.rope if self.rotate_values else None
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
         if self.rope is None or self.rope._forward_hooks or self.rope._forward_pre_hooks:
             q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
@@ -46,7 +61,12 @@ class Attention(nn.Module):
         else:
             in_place = not self.qkv._forward_hooks  # who looks at the projection may have kept it
             q, k, v = self.rope.packed(qkv, positions, angles=angles, in_place=in_place)
-        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        if of_values is None:
+            mixed = attend(q, k, v)
+        else:
+            mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
+            mixed = of_values.unrotate(mixed, positions, angles=angles)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -58,6 +78,7 @@ class Block(nn.Module):
         num_heads: int,
         *,
         rope: RotaryEmbedding | None = None,
+        rotate_values: bool = False,
         mlp_ratio: float = 4.0,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
@@ -71,7 +92,7 @@ class Block(nn.Module):
             return DropPath(drop_path) if drop_path else nn.Identity()
 
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, num_heads, rope=rope)
+        self.attn = Attention(dim, num_heads, rope=rope, rotate_values=rotate_values)
         self.scale1, self.skip1 = scale(), skip()
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))

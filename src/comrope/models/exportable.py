@@ -58,24 +58,30 @@ def _simplify(attention: Attention) -> None:
         size = angles.skew.shape[-1]
         angles = angles.plane() if size == 2 else Torus(*angles.spectrum(), size)
     basis = angles.basis if isinstance(angles, Torus) else None
+    order, heads = rope.channel_order, attention.num_heads
+    rotated = 3 if attention.rotate_values else 2  # of q, k and v
     for parameter in attention.qkv.parameters():
-        parameter.copy_(_folded(parameter, attention.num_heads, rope.channel_order, basis))
+        parts = parameter.unflatten(0, (3, heads, -1)).movedim(2, -1)  # (3, H, ..., D)
+        parts = torch.cat((_folded(parts[:rotated], order, basis), parts[rotated:]))
+        parameter.copy_(parts.movedim(-1, 2).flatten(0, 2))
+    if attention.rotate_values:  # Q^T v went in, so Q is to come out
+        weight = attention.proj.weight
+        columns = weight.unflatten(1, (heads, -1)).movedim(0, 1)[None]  # (1, H, C, D)
+        weight.copy_(_folded(columns, order, basis)[0].movedim(0, 1).flatten(1))
     prefix = rope.num_prefix_tokens
     turn = Planes(angles, prefix) if isinstance(angles, Torus) else Exponentials(angles, prefix)
     attention.add_module("rope", turn)
 
 
-def _folded(rows: Tensor, heads: int, channel_order: str, basis: Tensor | None) -> Tensor:
-    """Rows (3 H D, ...) of a projection to q, k and v that gives Q^T q, Q^T k and v instead."""
-    parts = rows.unflatten(0, (3, heads, -1))
-    turned = parts[:2].movedim(2, -1)  # (2, H, ..., D)
+def _folded(channels: Tensor, channel_order: str, basis: Tensor | None) -> Tensor:
+    """Q^T of channels (parts, H, ..., D), with neighbours as planes."""
     if channel_order == "half":
-        turned = halves_to_neighbours(turned)
-    if basis is not None:  # in float64, to be rounded once
-        blocks = turned.double().unflatten(-1, (-1, basis.shape[-1]))
-        blocks = torch.einsum("ph...mi,hmij->ph...mj", blocks, basis.double())
-        turned = blocks.flatten(-2).to(rows.dtype)
-    return torch.cat((turned.movedim(-1, 2), parts[2:])).flatten(0, 2)
+        channels = halves_to_neighbours(channels)
+    if basis is None:
+        return channels
+    blocks = channels.double().unflatten(-1, (-1, basis.shape[-1]))  # to be rounded once
+    blocks = torch.einsum("ph...mi,hmij->ph...mj", blocks, basis.double())
+    return blocks.flatten(-2).to(channels.dtype)
 
 
 class Planes(nn.Module):
@@ -90,14 +96,21 @@ class Planes(nn.Module):
 
     def packed(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
         """As ``RotaryEmbedding.packed``, whose ``angles`` and ``in_place`` mean nothing here."""
-        return ops.rotate_packed(
-            qkv,
-            positions,
-            Torus(None, self.frequencies, self.block_size),
-            key_heads=self.frequencies.shape[1],
-            backend="spectral",
-            num_prefix_tokens=self.num_prefix_tokens,
-        )
+        return ops.rotate_packed(qkv, positions, **self._options())
+
+    def rotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
+        return ops.rotate_one(x, positions, **self._options())
+
+    def unrotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
+        return ops.unrotate(x, positions, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "angles": Torus(None, self.frequencies, self.block_size),
+            "key_heads": self.frequencies.shape[1],
+            "backend": "spectral",
+            "num_prefix_tokens": self.num_prefix_tokens,
+        }
 
 
 class Exponentials(nn.Module):
@@ -117,10 +130,20 @@ class Exponentials(nn.Module):
 
     def packed(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = unpack(qkv, self.skew.shape[1])
-        x = at_every_token(positions, q.shape[2], self.num_prefix_tokens).to(self.skew.dtype)
-        exponents = sum_over_axes(x[..., None, None, None, None, :], self.skew)
-        rotations = exponential(exponents, self.squarings)  # (T, H, m, b, b)
+        rotations = self._rotations(positions, q.shape[2])
         return _turned(q, rotations), _turned(k, rotations), v
+
+    def rotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
+        return _turned(x, self._rotations(positions, x.shape[2]))
+
+    def unrotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
+        return _turned(x, self._rotations(positions, x.shape[2]).mT)
+
+    def _rotations(self, positions: Tensor, tokens: int) -> Tensor:
+        """(T, H, m, b, b)."""
+        x = at_every_token(positions, tokens, self.num_prefix_tokens).to(self.skew.dtype)
+        exponents = sum_over_axes(x[..., None, None, None, None, :], self.skew)
+        return exponential(exponents, self.squarings)
 
 
 def _turned(x: Tensor, rotations: Tensor) -> Tensor:

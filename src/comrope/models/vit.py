@@ -44,6 +44,8 @@ class ViT(Pretrained):
             training grid, interpolated) or ``"none"``.
         ape: Absolute positions beside the rotation of a method: what a model that was trained with
             them keeps when it is fine-tuned with rotations.
+        rotate_values: Turn values as well as queries and keys, and what attention makes of them
+            back (``RotaryEmbedding.unrotate``): outputs then depend on where values come from.
         block_size, init: As ``RotaryEmbedding`` takes them.
         rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and the inits that
             have them: ``"patch"``, patches of the training grid, the way RoPE is used;
@@ -74,6 +76,7 @@ class ViT(Pretrained):
         mlp_ratio: float = 4.0,
         position: str = "comrope-ld",
         ape: bool = False,
+        rotate_values: bool = False,
         block_size: int = 8,
         init: str = "normal",
         rope_units: str = "patch",
@@ -96,6 +99,10 @@ class ViT(Pretrained):
         if ape and position == "none":
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
+            )
+        if rotate_values and position not in METHODS:
+            raise ValueError(
+                f"rotate_values: expected False, since position {position!r} has no rotation"
             )
         checks.one_of("rope_units", rope_units, ROPE_UNITS)
         checks.one_of("class_position", class_position, CLASS_POSITIONS)
@@ -149,6 +156,7 @@ class ViT(Pretrained):
                 embed_dim,
                 num_heads,
                 rope=rope(),
+                rotate_values=rotate_values,
                 mlp_ratio=mlp_ratio,
                 drop_path=rate,
                 layer_scale=layer_scale,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from comrope.angles import Angles, Line, Torus, block_size_of
+from comrope.angles import Angles, Free, Line, Torus, block_size_of
 from comrope.ops.choice import BACKENDS, Choice, choose_backend
 from comrope.ops.layout import (
     at_every_token,
@@ -19,7 +19,7 @@ from comrope.ops.layout import (
 )
 from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
-from comrope.ops.spectral import rotate_torus
+from comrope.ops.spectral import change_basis, rotate_torus
 from comrope.precision import compute_dtype, no_autocast
 
 __all__ = [
@@ -27,8 +27,10 @@ __all__ = [
     "Choice",
     "choose_backend",
     "rotate",
+    "rotate_one",
     "rotate_packed",
     "rotation_matrices",
+    "unrotate",
 ]
 
 
@@ -60,6 +62,63 @@ def rotate(
     if channel_order == "half":
         q, k = neighbours_to_halves(q), neighbours_to_halves(k)
     return q, k
+
+
+def rotate_one(
+    x: Tensor, positions: Tensor, angles: Angles, *, key_heads: int, **options: Any
+) -> Tensor:
+    """What ``rotate`` makes of x (B, H G, T, D), queries, keys or values; options as there."""
+    share = x.shape[1] // key_heads
+    # Keys with no query at all; or queries, with one of each group in the place of the key.
+    q, k = (x[:, :0], x) if share == 1 else (x, x[:, ::share])
+    return rotate(q, k, positions, angles, **options)[share == 1]
+
+
+def unrotate(
+    x: Tensor,
+    positions: Tensor,
+    angles: Angles,
+    *,
+    key_heads: int,
+    backend: str = "auto",
+    num_prefix_tokens: int = 0,
+    channel_order: str = "interleaved",
+) -> Tensor:
+    """The inverse of ``rotate_one``, the basis that it leaves out included: x (B, H G, T, D).
+
+    With values turned at their places and sums of them turned back at those of the queries, what
+    attention returns depends on relative positions too: R(x)^T sum_j a_j R(y_j) v_j.
+    """
+    chosen = choose_backend(angles, backend, x, x, positions, channel_order).backend
+    options: dict[str, Any] = {
+        "key_heads": key_heads,
+        "backend": chosen,
+        "num_prefix_tokens": num_prefix_tokens,
+        "channel_order": channel_order,
+    }
+    if isinstance(angles, Line) and block_size_of(angles) == 2:
+        angles = angles.plane()
+    if chosen == "reference" or isinstance(angles, Free):  # nothing is left out, and R(-x) inverts
+        return rotate_one(x, -positions, angles, **options)
+    if isinstance(angles, Torus):
+        planes = Torus(None, angles.frequencies, angles.block_size)
+        x = rotate_one(x, -positions, planes, **options)
+        return x if angles.basis is None else _from_basis(x, angles.basis, channel_order)
+    # Of a line the basis is a constant (ops/line.py), and what it rotates is not in it yet.
+    angles = angles.with_spectrum()
+    basis, _ = angles.spectrum()
+    x = rotate_one(_from_basis(x, basis, channel_order), -positions, angles, **options)
+    return _from_basis(x, basis, channel_order)
+
+
+def _from_basis(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
+    """Q x for every token: x (B, H G, T, D), Q (H, m, b, b)."""
+    dtype, halves = compute_dtype(x, basis), channel_order == "half"
+    with no_autocast(x.device):
+        wide = (halves_to_neighbours(x) if halves else x).to(dtype)
+        blocks = to_blocks(wide, basis.shape[0], basis.shape[-1])
+        wide = change_basis(blocks, basis.mT.to(dtype)).reshape(x.shape)
+    return (neighbours_to_halves(wide) if halves else wide).to(x.dtype)
 
 
 def rotate_packed(

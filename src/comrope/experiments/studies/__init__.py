@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from comrope.experiments.errors import UserError
 from comrope.experiments.studies.beyond import (
     Ablation,
     Comparison,
     LearnedAngles,
     Tuning,
+    Values,
     tuned,
 )
 from comrope.experiments.studies.cells import (
@@ -52,7 +55,7 @@ class Finetune(Study):
     """Without noise on the positions: a model that was pre-trained elsewhere has seen none."""
 
     def recipe(self, preset: Preset) -> str:
-        return f"{preset.recipe}_finetune"
+        return _instead(FINETUNED, preset)
 
     def cells(self, preset: Preset) -> list[Cell]:
         return [Cell(m, perturbation=0.0, finetuned=True) for m in preset.methods]
@@ -62,10 +65,10 @@ class Video(Study):
     """Methods and noise as in two dimensions, and one model that is not told the time."""
 
     def recipe(self, preset: Preset) -> str:
-        return CLIPS[preset.recipe][0]
+        return _instead(CLIPS, preset)[0]
 
     def described(self, preset: Preset) -> str:
-        return CLIPS[preset.recipe][1]
+        return _instead(CLIPS, preset)[1]
 
     def seeds(self, preset: Preset) -> int:
         return 1 if preset.recipe == "digits" else max(3, preset.seeds)  # a demo may not take long
@@ -92,13 +95,13 @@ class Detection(Study):
     do not start at zero.)"""
 
     def recipe(self, preset: Preset) -> str:
-        return BOXES[preset.recipe][0]
+        return _instead(BOXES, preset)[0]
 
     def recipe_of_start(self, preset: Preset) -> str:
         return "digits_patch4" if preset.recipe == "digits" else preset.recipe
 
     def described(self, preset: Preset) -> str:
-        return BOXES[preset.recipe][1]
+        return _instead(BOXES, preset)[1]
 
     def seeds(self, preset: Preset) -> int:
         return 1 if preset.recipe == "digits" else preset.seeds
@@ -119,6 +122,19 @@ CLIPS = {
     "imagenette": ("gesture5", "gesture5, the paper's 3D ViT at 112 px"),
     "imagenet": ("ucf101", "UCF-101, the paper's 3D ViT at 224 px"),
 }
+
+FINETUNED = {recipe: f"{recipe}_finetune" for recipe in BOXES}
+Entry = TypeVar("Entry")
+
+
+def _instead(table: dict[str, Entry], preset: Preset) -> Entry:
+    if preset.recipe not in table:
+        names = ", ".join(name for name, some in PRESETS.items() if some.recipe in table)
+        raise UserError(
+            f"preset: this study has no recipe beside {preset.recipe}; expected one of {names}"
+        )
+    return table[preset.recipe]
+
 
 STUDIES: dict[str, Study] = {
     "classification": Classification("2D classification over resolutions", "Tab. 1"),
@@ -146,6 +162,7 @@ STUDIES: dict[str, Study] = {
     "comparison": Comparison("Position encodings compared"),
     "tuning": Tuning("Trials of every position encoding, on images held out of training"),
     "ablation": Ablation("ComRoPE-LD and comrope-torus, one thing changed at a time"),
+    "values": Values("Values that are rotated besides queries and keys"),
     "units": Moved("Coordinates of another resolution: relative, or counted in patches"),
     "angles": LearnedAngles("What the angles learned"),
 }

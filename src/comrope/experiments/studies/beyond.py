@@ -22,6 +22,7 @@ __all__ = [
     "Comparison",
     "LearnedAngles",
     "Tuning",
+    "Values",
     "row_key",
     "tuned",
 ]
@@ -74,10 +75,14 @@ STARTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Comparison(Study):
-    def seeds(self, preset: Preset) -> int:
-        return 5 if preset.recipe == "imagenette" else preset.seeds
+class Decisive(Study):
+    """With as many seeds as small differences take, where runs are short."""
 
+    def seeds(self, preset: Preset) -> int:
+        return 5 if preset.recipe.startswith("imagenette") else preset.seeds
+
+
+class Comparison(Decisive):
     def seeds_of(self, cell: Cell, preset: Preset) -> int:
         most = self.seeds(preset)
         return most if cell.perturbation else min(SEEDS_WITHOUT_NOISE, most)
@@ -86,6 +91,15 @@ class Comparison(Study):
         rows = [tuned(row, preset) for row in ROWS]
         every = [replace(row, perturbation=p) for row in rows for p in preset.perturbations]
         return [*every, tuned(CONTROL, preset)]
+
+
+class Values(Decisive):
+    """Rows of the comparison with noise, as they are, and with values turned as well."""
+
+    def cells(self, preset: Preset) -> list[Cell]:
+        methods = [m for m in ("rope", "rope-mixed", "liere", OURS[-1]) if m in preset.methods]
+        plain = [tuned(Cell(m), preset) for m in methods]
+        return [cell for row in plain for cell in (row, _with_values(row))]
 
 
 class HeldOut(Study):
@@ -148,6 +162,11 @@ def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:
     return replace(row, fields=tuple({**dict(row.fields), **fields}.items()), **changes)
 
 
+def _with_values(row: Cell) -> Cell:
+    name = f"{LABELS[row.method].split(' (')[0]}, values too"
+    return _with(row, {"model.rotate_values": True}, name=name)
+
+
 def _around(row: Cell, recipe: Config) -> list[Cell]:
     """The row, and copies with one thing changed: those that differ from it."""
     scale = row.config(recipe, 0).optim.angle_lr_scale
@@ -160,6 +179,7 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
         "angles decay": {"optim.angle_weight_decay": 0.05},
         "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
         "absolute positions besides": {"model.ape": True},
+        "values too": {"model.rotate_values": True},
     }
     if row.method == "comrope-torus":
         changes["basis learns at a tenth of the rate"] = {"optim.basis_lr_scale": 0.1}

@@ -17,6 +17,7 @@ OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.se
 # Fields that came later: unless they say something, runs from before keep their names.
 LATER = (
     "model.ape",
+    "model.rotate_values",
     "model.spread",
     "model.tubelet",
     "model.axis_scale",
@@ -66,6 +67,13 @@ PRESETS = {
         seeds=3,
         together=False,
         methods=("ape", "rope", "liere", "comrope-ap", "comrope-ld", "comrope-torus"),
+        perturbations=(1.0,),
+    ),
+    "tiny": Preset(
+        "imagenette32",
+        "Imagenette, ViT-nano/4 trained at 32 px",
+        seeds=3,
+        together=False,
         perturbations=(1.0,),
     ),
     "small": Preset("imagenette", "Imagenette, ViT-S/8 trained at 128 px", 3, together=False),

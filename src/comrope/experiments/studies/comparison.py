@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from comrope.experiments.figures import STYLES, new_figure, of_method, resolutions
@@ -19,7 +20,7 @@ from comrope.experiments.studies.markdown import (
 )
 from comrope.experiments.studies.paired import Difference, compare
 
-__all__ = ["CAUTION", "Pair", "figure", "pairs", "table"]
+__all__ = ["CAUTION", "Pair", "figure", "paired", "pairs", "table"]
 
 CAUTION = (
     "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
@@ -29,7 +30,7 @@ CAUTION = (
 
 
 class Pair(NamedTuple):
-    """One of ours beside a baseline with the same noise."""
+    """Two rows with the same noise, one of ours beside a baseline."""
 
     mine: dict[str, Any]
     other: dict[str, Any]
@@ -37,10 +38,14 @@ class Pair(NamedTuple):
     mean: Difference | None  # of the mean over resolutions
 
 
-def pairs(results: dict[str, Any]) -> list[Pair]:
+def paired(results: dict[str, Any], mine: dict[str, Any], other: dict[str, Any]) -> Pair:
     every, size = [str(r) for r in results["resolutions"]], usual_size(results)
+    return Pair(mine, other, compare(mine, other, [size]), compare(mine, other, every))
+
+
+def pairs(results: dict[str, Any]) -> list[Pair]:
     return [
-        Pair(mine, other, compare(mine, other, [size]), compare(mine, other, every))
+        paired(results, mine, other)
         for mine in results["cells"]
         for other in results["cells"]
         if mine["method"] in OURS and other["method"] not in OURS
@@ -49,9 +54,10 @@ def pairs(results: dict[str, Any]) -> list[Pair]:
     ]
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
+    """Accuracies, and the differences of these pairs."""
     text = by_resolution(results, with_mean=True)
-    found = pairs(results)
+    found = pairs(results) if found is None else found
     if not found:
         return text
     uneven = len(counts_of_seeds(results)) > 1
@@ -71,9 +77,9 @@ def table(results: dict[str, Any]) -> str:
     return f"{text}\n{CAUTION}{rows(header, lines)}"
 
 
-def figure(results: dict[str, Any]) -> Any:
+def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
     """Accuracy against resolution, with noise and without; below it the differences."""
-    cells, found = results["cells"], pairs(results)
+    cells, found = results["cells"], pairs(results) if found is None else found
     noisy = {cell["perturbation"] for cell in cells if cell["method"] != "none"}
     sigmas = sorted(noisy or {0.0}, reverse=True)
     drawing, axes = new_figure(len(sigmas), 2 if found else 1, width=7.2, height=5.0)

@@ -31,6 +31,7 @@ ELSEWHERE = (
     "comparison",
     "tuning",
     "ablation",
+    "values",
     "units",
     "angles",
 )

@@ -1,0 +1,98 @@
+"""ViTs that rotate their values as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import relative_error
+from small import nano
+
+import comrope
+from comrope.models import ViT
+from comrope.models.attention import Attention
+from comrope.models.exportable import Exportable
+
+
+def image() -> torch.Tensor:
+    return torch.randn(2, 1, 10, 14)
+
+
+def test_every_parameter_learns(method):
+    model = nano(position=method, rotate_values=True)
+    model(image()).square().sum().backward()
+    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+def test_it_is_another_function_of_the_same_parameters(method):
+    model = nano(position=method, rotate_values=True)
+    plain = nano(position=method)
+    plain.load_state_dict(model.state_dict())
+    x = image()
+    assert relative_error(plain(x), model(x)) > 1e-2
+    for block in model.blocks:
+        block.attn.rotate_values = False
+    assert torch.equal(plain(x), model(x))
+
+
+@pytest.mark.parametrize("method", [m for m in comrope.METHODS if m != "rope"])  # that learn
+def test_without_angles_it_is_plain_attention(method):
+    torch.manual_seed(1)
+    model = comrope.create_model(
+        "vit_nano_patch2_12", in_chans=1, position=method, init="zeros", rotate_values=True
+    )
+    none = comrope.create_model("vit_nano_patch2_12", in_chans=1, position="none")
+    none.load_state_dict(model.state_dict(), strict=False)
+    x = image()
+    assert relative_error(model(x), none(x)) < 1e-5
+
+
+def test_moving_the_image_changes_nothing_if_the_rotations_commute(method):
+    model = nano(position=method, rotate_values=True).double()
+    x, positions = image().double(), model.token_positions((5, 7)).double()
+    change = relative_error(model(x, positions + 2.5), model(x, positions))
+    assert change > 1e-3 if method == "liere" else change < 1e-10
+
+
+def test_an_unrotated_class_token_breaks_the_invariance():
+    model = nano(position="comrope-ld", rotate_values=True, class_position="unrotated").double()
+    x, positions = image().double(), model.token_positions((5, 7)).double()
+    assert relative_error(model(x, positions + 2.5), model(x, positions)) > 1e-3
+
+
+@pytest.mark.parametrize("order", ["interleaved", "half"])
+def test_constant_angles_change_nothing(method, order):
+    """What exporters get."""
+    model, x = nano(position=method, rotate_values=True, channel_order=order), image()
+    with torch.no_grad():
+        assert relative_error(Exportable(model)(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("order", ["interleaved", "half"])
+def test_folding_takes_values_along(commuting, order, tmp_path):
+    model, x = nano(position=commuting, rotate_values=True, channel_order=order), image()
+    with torch.no_grad():
+        before = model(x)
+        comrope.fold(model)
+        assert relative_error(model(x), before) < 1e-4
+        model.save_pretrained(tmp_path)
+        again = ViT.from_pretrained(tmp_path)
+        assert again.arguments()["rotate_values"] is True
+        assert torch.equal(again(x), model(x))
+
+
+def test_checkpointing_changes_nothing():
+    model, x = nano(position="comrope-ld", rotate_values=True).train(), image()
+    gradients = []
+    for enabled in (False, True):
+        model.set_grad_checkpointing(enabled)
+        gradients.append(torch.autograd.grad(model(x).square().sum(), [*model.parameters()]))
+    for a, b in zip(*gradients, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+def test_what_has_no_rotation_is_refused():
+    with pytest.raises(ValueError, match=r"rotate_values: expected False, since position 'ape'"):
+        nano(position="ape", rotate_values=True)
+    with pytest.raises(ValueError, match="rotate_values: expected False without a rope"):
+        Attention(16, 2, rotate_values=True)
