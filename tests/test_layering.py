@@ -12,8 +12,8 @@ import comrope
 ROOT = Path(comrope.__file__).parent
 # In the order in which data goes: each room may import the rooms before it.
 ROOMS = (
-    "checks", "precision", "angles", "methods", "positions", "ops", "rotary", "analysis",
-    "groups", "integrations", "models", "experiments",
+    "checks", "precision", "angles", "methods", "positions", "ops", "inputs", "rotary",
+    "analysis", "groups", "integrations", "models", "experiments",
 )  # fmt: skip
 STRANGERS = {
     ("methods", "positions"), ("ops", "methods"), ("ops", "positions"), ("models", "integrations"),

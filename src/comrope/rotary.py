@@ -10,6 +10,13 @@ from torch import Tensor, nn
 
 from comrope import checks, ops
 from comrope.angles import Angles
+from comrope.inputs import (
+    check_axes,
+    check_pair,
+    check_places,
+    check_vectors,
+    check_vectors_and_places,
+)
 from comrope.methods import create_method
 from comrope.positions import check_positions
 from comrope.precision import compute_dtype, no_autocast
@@ -133,8 +140,8 @@ class RotaryEmbedding(nn.Module):
         backward pass: do not change them in place.
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
-        self._check(q, k, positions, prefix)
-        return self._turn(q, k, positions, prefix, angles)
+        check_vectors_and_places(self.method, q, k, positions, prefix)
+        return ops.rotate(q, k, positions, **self._options(prefix, angles))
 
     def rotate(
         self,
@@ -193,19 +200,11 @@ class RotaryEmbedding(nn.Module):
         batch, tokens, all_heads, dim = qkv.shape  # (cutting it up to look at the parts takes time)
         of_k = torch.Size((batch, heads, tokens, dim))
         of_q = torch.Size((batch, all_heads - 2 * heads, tokens, dim))
-        self._check_vectors("qkv", of_q, qkv.dtype)
-        self._check_pair(of_q, of_k)
-        self._check_places(of_q, positions, prefix)
-        return ops.rotate_packed(
-            qkv,
-            positions,
-            self.angles() if angles is None else angles,
-            key_heads=heads,
-            in_place=in_place,
-            backend=self.backend,
-            num_prefix_tokens=prefix,
-            channel_order=self.channel_order,
-        )
+        check_vectors(self.method, "qkv", of_q, qkv.dtype)
+        check_pair(self.method, of_q, of_k)
+        check_places(self.method, of_q, positions, prefix)
+        options = self._options(prefix, angles)
+        return ops.rotate_packed(qkv, positions, key_heads=heads, in_place=in_place, **options)
 
     def angles(self) -> Angles:
         """The rotation as plain tensors (see ``comrope.angles``)."""
@@ -222,7 +221,7 @@ class RotaryEmbedding(nn.Module):
     def rotation_matrices(self, positions: Tensor) -> Tensor:
         """R(x) = exp(sum_i x_i A_i): (T, H, m, b, b), or (B, T, H, m, b, b) for (B, T, N)."""
         check_positions("positions", positions)
-        self._check_axes(positions)
+        check_axes(self.method, positions)
         matrices = self.angle_matrices()
         dtype = compute_dtype(positions, matrices)
         with no_autocast(positions.device):
@@ -251,19 +250,6 @@ class RotaryEmbedding(nn.Module):
             f"backend={self.backend!r}"
         )
 
-    def _turn(
-        self, q: Tensor, k: Tensor, positions: Tensor, prefix: int, angles: Angles | None
-    ) -> tuple[Tensor, Tensor]:
-        return ops.rotate(
-            q,
-            k,
-            positions,
-            self.angles() if angles is None else angles,
-            backend=self.backend,
-            num_prefix_tokens=prefix,
-            channel_order=self.channel_order,
-        )
-
     def _turn_one(
         self,
         op: Callable[..., Tensor],
@@ -275,70 +261,15 @@ class RotaryEmbedding(nn.Module):
         heads = self.method.num_heads
         share = x.shape[1] // heads if isinstance(x, Tensor) and x.ndim == 4 else 1
         prefix = self.num_prefix_tokens if prefix is None else prefix
-        self._check(x, x if share == 1 else x[:, ::share], positions, prefix)
-        return op(
-            x,
-            positions,
-            self.angles() if angles is None else angles,
-            key_heads=heads,
-            backend=self.backend,
-            num_prefix_tokens=prefix,
-            channel_order=self.channel_order,
-        )
+        keys = x if share == 1 else x[:, ::share]
+        check_vectors_and_places(self.method, x, keys, positions, prefix)
+        return op(x, positions, key_heads=heads, **self._options(prefix, angles))
 
-    def _check(self, q: Tensor, k: Tensor, positions: Tensor, prefix: int) -> None:
-        for label, x in (("q", q), ("k", k)):
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{label}: expected a tensor, got {type(x).__name__}")
-            if x.ndim != 4:
-                raise ValueError(f"{label}: expected shape (B, H, T, D), got {tuple(x.shape)}")
-            self._check_vectors(label, x.shape, x.dtype)
-        self._check_pair(q.shape, k.shape)
-        self._check_places(q.shape, positions, prefix)
-
-    def _check_vectors(self, label: str, shape: torch.Size, dtype: torch.dtype) -> None:
-        if not dtype.is_floating_point:
-            raise ValueError(f"{label}: expected a floating dtype, got {dtype}")
-        if shape[-1] != self.method.head_dim:
-            raise ValueError(f"{label}: expected head_dim {self.method.head_dim}, got {shape[-1]}")
-
-    def _check_pair(self, q: torch.Size, k: torch.Size) -> None:
-        heads = self.method.num_heads
-        if k[1] != heads:
-            raise ValueError(
-                f"k: expected num_heads {heads} heads (those of the keys) in shape (B, H, T, D), "
-                f"got {k[1]}"
-            )
-        if q[1] == 0 or q[1] % heads:
-            raise ValueError(f"q: expected a multiple of {heads} heads, got {q[1]}")
-        if q[0] != k[0] or q[2] != k[2]:
-            raise ValueError(f"k: expected the batch and length of q {tuple(q)}, got {tuple(k)}")
-
-    def _check_places(self, q: torch.Size, positions: Tensor, prefix: int) -> None:
-        """Of the tokens of q (B, H, T, D)."""
-        tokens = q[2]
-        if not isinstance(prefix, int) or not 0 <= prefix <= tokens:
-            raise ValueError(
-                f"num_prefix_tokens: expected 0 to {tokens}, the tokens of q, got {prefix}"
-            )
-        check_positions("positions", positions)
-        self._check_axes(positions)
-        rows = positions.shape[-2]
-        if rows != tokens and rows != tokens - prefix:
-            wanted = f"{tokens} rows, one a token" if not prefix else f"{tokens - prefix} rows"
-            after = f" after {prefix} prefix tokens" if prefix else ""
-            hint = (
-                " (class token? see with_class_token, num_prefix_tokens)" if rows < tokens else ""
-            )
-            raise ValueError(f"positions: expected {wanted}{after}, got {rows}{hint}")
-        if positions.ndim == 3 and positions.shape[0] not in (1, q[0]):
-            raise ValueError(
-                f"positions: expected the batch size of q, {q[0]}, got {positions.shape[0]}"
-            )
-
-    def _check_axes(self, positions: Tensor) -> None:
-        if positions.shape[-1] != self.method.num_axes:
-            raise ValueError(
-                f"positions: expected num_axes {self.method.num_axes} in the last dimension, "
-                f"got {positions.shape[-1]}"
-            )
+    def _options(self, prefix: int, angles: Angles | None) -> dict[str, Any]:
+        """As all of ``ops`` take them."""
+        return {
+            "angles": self.angles() if angles is None else angles,
+            "backend": self.backend,
+            "num_prefix_tokens": prefix,
+            "channel_order": self.channel_order,
+        }

@@ -39,6 +39,19 @@ def test_swipes_told_apart():
     assert pair_of(["a", "b", "c"]) is pair_of(None) is None
 
 
+def test_what_time_is_good_for_is_told_seed_by_seed():
+    def run(seed, right):
+        counts = [[right, 10 - right, 0], [0, 10, 0], [0, 0, 5]]
+        return {"seed": seed, "classes": ["LeftSwipe", "RightSwipe", "Stop"], "taken_for": counts}
+
+    top1 = {s: {"8": 1.0, "16": 1.0} for s in range(3)}
+    told = cell_of(top1, "comrope-ld") | {"runs": [run(s, 8 + s % 2) for s in range(3)]}
+    control = cell_of(top1, "comrope-ld", timeless=True) | {"runs": [run(s, 4) for s in range(3)]}
+    said = video._of_other_clips([told, control])
+    assert "told the time: +21.67 [+14.50, +28.84], better." in said
+    assert "Told apart" not in video._of_other_clips([told])
+
+
 def test_what_is_seen_backwards_counts_as_what_it_then_shows():
     """Who sees no order takes either way for the same: right for one of the two."""
     blind, seeing = [[7, 3, 1], [2, 8, 0], [0, 0, 5]], [[1, 9, 1], [8, 2, 0], [0, 0, 5]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from comrope.experiments.figures import new_figure
 from comrope.experiments.studies.markdown import label, number, rows, spread, spread_said
-from comrope.experiments.studies.video import pair_of, style_of, told_apart
+from comrope.experiments.studies.video import over_control, pair_of, style_of, told_apart
 
 __all__ = ["figure", "table"]
 
@@ -26,6 +26,7 @@ def table(results: dict[str, Any]) -> str:
         "now shows the other class; none was turned in training. *Both*: together; without the "
         "order of frames a clip and its reversal are one, and that is 50.\n\n"
         + rows(["method", *WAYS], lines)
+        + over_control("Both ways", results["cells"], lambda run: _of_run(run, pair)["both"])
     )
 
 
@@ -60,14 +61,17 @@ def _pair(results: dict[str, Any]) -> tuple[str, str]:
 
 
 def _ways(cell: dict[str, Any], pair: tuple[str, str]) -> dict[str, list[float]]:
-    """A number a seed. What is seen backwards is counted as what it then shows."""
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
-    for run in cell["runs"]:
-        there = {"classes": run["classes"], "taken_for": run["both_ways"]["forwards"]}
-        back = {"classes": run["classes"], "taken_for": _exchanged(run, pair)}
-        for way, some in zip(WAYS, ((there,), (back,), (there, back)), strict=True):
-            found[way].append(told_apart(pair, *some))
-    return found
+    """A number a seed."""
+    found = [_of_run(run, pair) for run in cell["runs"]]
+    return {way: [each[way] for each in found] for way in WAYS}
+
+
+def _of_run(run: dict[str, Any], pair: tuple[str, str]) -> dict[str, float]:
+    """What is seen backwards is counted as what it then shows."""
+    there = {"classes": run["classes"], "taken_for": run["both_ways"]["forwards"]}
+    back = {"classes": run["classes"], "taken_for": _exchanged(run, pair)}
+    counted = ((there,), (back,), (there, back))
+    return {way: told_apart(pair, *some) for way, some in zip(WAYS, counted, strict=True)}
 
 
 def _exchanged(run: dict[str, Any], pair: tuple[str, str]) -> list[list[int]]:

@@ -170,7 +170,7 @@ def _told(
         "title": study.title,
         "where": study.where,
         "preset": asked.preset,
-        "data": _described(base, study, scale),
+        "data": _described(base, study, scale, found),
         "seeds": max(counts_of_seeds(found), default=scale.seeds),
         "command": command,
         **_evaluated(base),
@@ -195,12 +195,15 @@ def paper_figures() -> dict[str, Any]:
     return dict(json.loads(json.dumps(packaged("paper.yaml"))))
 
 
-def _described(base: Config, study: Study, preset: Preset) -> str:
-    """What was trained on what: the preset's words, or those of the command that changed it."""
+def _described(base: Config, study: Study, preset: Preset, found: dict[str, Any]) -> str:
+    """What was trained on what: the preset's words, or those of the command that changed it and of
+    the runs."""
     usual = load_recipe(study.recipe(preset))
     if (base.model.name, base.data.name) == (usual.model.name, usual.data.name):
         return study.described(preset)
-    return f"{base.data.name} {base.data.root or ''}, {base.model.name}"
+    runs = [run for cell in found.get("cells", ()) for run in cell["runs"]]
+    roots = {Path(run["data_root"]).name for run in runs if run.get("data_root")}
+    return f"{', '.join(sorted(roots)) or base.data.name}, {base.model.name}"
 
 
 def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:

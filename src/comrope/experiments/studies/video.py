@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from comrope.experiments.figures import curve, new_figure, of_method, resolutions
@@ -16,10 +16,18 @@ from comrope.experiments.studies.markdown import (
     spread_said,
     usual_size,
 )
-from comrope.experiments.studies.paired import compare
+from comrope.experiments.studies.paired import compare, difference
 from comrope.experiments.studies.tables import beside_the_papers
 
-__all__ = ["REVERSED", "figure", "pair_of", "style_of", "table", "told_apart"]
+__all__ = [
+    "REVERSED",
+    "figure",
+    "over_control",
+    "pair_of",
+    "style_of",
+    "table",
+    "told_apart",
+]
 
 # Classes of which one is the other, played backwards.
 REVERSED = (("LeftSwipe", "RightSwipe"), ("left", "right"))
@@ -76,7 +84,26 @@ def _of_other_clips(cells: list[dict[str, Any]]) -> str:
             [*line, number(spread([told_apart(pair, run) for run in cell["runs"]]), 1)]
             for line, cell in zip(lines, cells, strict=True)
         ]
+        told = over_control("Told apart", cells, lambda run: told_apart(pair, run))
+        return rows(header, lines) + told
     return rows(header, lines)
+
+
+def over_control(
+    what: str, cells: list[dict[str, Any]], measured: Callable[[dict[str, Any]], float]
+) -> str:
+    """How much better a model does something, by a number a run, than its like without time."""
+    found = ""
+    for control in (cell for cell in cells if cell["timeless"]):
+        kind = (control["method"], control["perturbation"])
+        for cell in cells:
+            if (cell["method"], cell["perturbation"]) == kind and not cell["timeless"]:
+                mine, other = (
+                    {run["seed"]: measured(run) for run in each["runs"]} for each in (cell, control)
+                )
+                said, verdict = interval(difference(mine, other))
+                found += f"\n{what}, {label(cell)} over {label(control)}: {said}, {verdict}.\n"
+    return found
 
 
 def pair_of(classes: Sequence[str] | None) -> tuple[str, str] | None:

@@ -1,0 +1,97 @@
+"""The study of rotated values, and the scale that CPUs train."""
+
+from __future__ import annotations
+
+import pytest
+
+from comrope.experiments.config import decisive, load_recipe
+from comrope.experiments.errors import UserError
+from comrope.experiments.evaluate import build_model
+from comrope.experiments.figures import save
+from comrope.experiments.studies import PRESETS, STUDIES, values
+from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.reproduce import _described, reproduce
+from experiments.results import cell_of, finish_runs, results_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = PRESETS["tiny"]
+
+
+def test_every_row_stands_beside_itself(tmp_path):
+    rows = make_plan(STUDIES["values"], TINY, tmp_path).rows
+    found = [(cell.method, cell.name) for cell in rows]
+    assert found == [
+        ("rope", ""), ("rope", "vanilla RoPE, values too"),
+        ("rope-mixed", ""), ("rope-mixed", "RoPE-Mixed, values too"),
+        ("liere", ""), ("liere", "LieRE, values too"),
+        ("comrope-torus", ""), ("comrope-torus", "comrope-torus, values too"),
+    ]  # fmt: skip
+    configs = [decisive(some[0]) for some in rows.values()]
+    for plain, turned in zip(configs[::2], configs[1::2], strict=True):
+        assert {name for name in plain if plain[name] != turned[name]} == {"model.rotate_values"}
+        assert (plain["model.rotate_values"], turned["model.rotate_values"]) == (False, True)
+    assert {len(some) for some in rows.values()} == {5}
+
+
+def test_a_model_with_rotated_values_is_built():
+    config = load_recipe("imagenette32").with_overrides({"model.rotate_values": True})
+    assert all(block.attn.rotate_values for block in build_model(config).blocks)
+    with pytest.raises(UserError, match="model: rotate_values: expected False"):
+        build_model(config.with_overrides({"model.position": "ape"}))
+    timm = {"model.name": "timm:vit_tiny_patch16_224", "train.perturbation": 0}
+    with pytest.raises(UserError, match=r"model\.rotate_values: a model of timm decides it"):
+        build_model(config.with_overrides(timm))
+
+
+def test_the_table_says_what_values_add_and_what_ours_is_over_the_others(tmp_path):
+    def cell(method, level, **about):
+        return cell_of({s: {"8": level, "16": level + s} for s in range(3)}, method, **about)
+
+    too = {"name": "it, values too"}
+    cells = [cell("rope", 50.0), cell("rope", 52.0, **too)]
+    cells += [cell("comrope-torus", 51.0), cell("comrope-torus", 54.0, **too)]
+    results = results_of(cells)
+    told = [(p.mine["name"], p.mine["method"], p.other["name"], p.other["method"], p.mean.mean)
+            for p in values.pairs(results)]  # fmt: skip
+    assert told == [
+        ("it, values too", "rope", "", "rope", 2.0),
+        ("it, values too", "comrope-torus", "", "comrope-torus", 3.0),
+        ("", "comrope-torus", "", "rope", 1.0),
+        ("", "comrope-torus", "it, values too", "rope", -1.0),
+        ("it, values too", "comrope-torus", "", "rope", 4.0),
+        ("it, values too", "comrope-torus", "it, values too", "rope", 2.0),
+    ]
+    assert "rotated back" in values.table(results)
+    save(values.figure(results), tmp_path / "figure.png")
+
+
+def test_runs_that_are_kept_are_gathered(tmp_path):
+    finish_runs(tmp_path, "values", lambda config, _: 50.0 + config.model.rotate_values,
+                preset="tiny")  # fmt: skip
+    found = reproduce("values", preset="tiny", out=tmp_path, seeds=2, gather=True, progress=False)
+    assert found["data"] == "Imagenette, ViT-nano/4 trained at 32 px"
+    assert [cell["top1"]["32"]["mean"] for cell in found["cells"]] == [50.0, 51.0] * 4
+
+
+def test_another_model_is_called_by_its_name_and_that_of_its_data():
+    study, preset = STUDIES["video"], PRESETS["small"]
+    usual = load_recipe("gesture5")
+    assert _described(usual, study, preset, {}) == "gesture5, the paper's 3D ViT at 112 px"
+    other = usual.with_overrides({"model.name": "vit_nanovideo_patch16_64"})
+    runs = {"cells": [{"runs": [{"data_root": "elsewhere/swipes"}, {"data_root": "swipes"}]}]}
+    assert _described(other, study, preset, runs) == "swipes, vit_nanovideo_patch16_64"
+    assert _described(other, study, preset, {}) == "ucf101, vit_nanovideo_patch16_64"
+
+
+@pytest.mark.parametrize(
+    "name", ["classification", "offset", "block-size", "perturbation", "comparison", "ablation"]
+)
+def test_all_models_of_the_scale_that_cpus_train_can_be_made(name, tmp_path):
+    for configs in make_plan(STUDIES[name], TINY, tmp_path).rows.values():
+        build_model(configs[0])
+
+
+@pytest.mark.parametrize("name", ["video", "detection", "finetune", "backwards"])
+def test_what_it_does_not_have_is_said(name, tmp_path):
+    with pytest.raises(UserError, match=r"preset: .* expected one of demo, small, paper"):
+        reproduce(name, preset="tiny", out=tmp_path, gather=True)
