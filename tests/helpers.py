@@ -61,3 +61,9 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     scale = expected.norm()
     error = (got - expected).norm() / torch.where(scale > 1e-10, scale, 1.0)
     return float(error.detach())
+
+
+def checkpoint_gradients(model: Any) -> None:
+    """By the name that timm has for it, newer versions of transformers, or older ones."""
+    names = ("set_grad_checkpointing", "activation_checkpointing_enable")
+    getattr(model, next((n for n in names if hasattr(model, n)), "gradient_checkpointing_enable"))()

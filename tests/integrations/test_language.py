@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import relative_error
+from helpers import checkpoint_gradients, relative_error
 
 import comrope
 
@@ -181,7 +181,7 @@ def test_gradient_checkpointing_and_other_attention():
     loss.backward()
     expected = {n: p.grad.clone() for n, p in model.named_parameters()}
     model.zero_grad()
-    model.gradient_checkpointing_enable()
+    checkpoint_gradients(model)
     model.set_attn_implementation("sdpa")
     model(tokens(), labels=tokens()).loss.backward()
     for name, parameter in model.named_parameters():

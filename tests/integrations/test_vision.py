@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import relative_error
+from helpers import checkpoint_gradients, relative_error
 from torch import nn
 from vision_models import (
     ABSOLUTE,
@@ -192,10 +192,7 @@ def test_gradient_checkpointing(family):
     outputs(model).square().mean().backward()
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    enable = (
-        "set_grad_checkpointing" if family.startswith("timm") else "gradient_checkpointing_enable"
-    )
-    getattr(model, enable)()
+    checkpoint_gradients(model)
     outputs(model).square().mean().backward()
     for name, value in expected.items():
         assert relative_error(dict(model.named_parameters())[name].grad, value) < 1e-4, name
@@ -262,7 +259,7 @@ def test_pickled(family, tmp_path):
 @pytest.mark.parametrize("family", ["timm vit", "vit"])
 def test_a_forward_pass_cannot_be_repeated_at_positions_that_are_gone(family):
     model = comrope.swap(build(family), "comrope-ld", init="normal", perturbation=1.0).train()
-    model.set_grad_checkpointing() if "timm" in family else model.gradient_checkpointing_enable()
+    checkpoint_gradients(model)
     for _ in range(2):
         outputs(model).sum().backward()
         seen(model)  # a look in between does no harm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from backbones import in_windows, tokenless
 from helpers import relative_error
 from small import nano
 
@@ -79,6 +80,21 @@ def test_folding_takes_values_along(commuting, order, tmp_path):
         again = ViT.from_pretrained(tmp_path)
         assert again.arguments()["rotate_values"] is True
         assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize("position", ["rope", "comrope-ld", "comrope-torus", "liere"])
+def test_windows_of_a_detector_turn_values_where_they_are_in_the_image(position):
+    backbone = in_windows(tokenless(position, rotate_values=True), window=2).double()
+    x = torch.randn(1, 3, 48, 40, dtype=torch.float64)
+    positions = comrope.grid((6, 5), dtype=torch.float64)
+    before = backbone(x, positions)
+    change = relative_error(backbone(x, positions + 1.5), before)
+    assert change > 1e-4 if position == "liere" else change < 1e-10
+    whole = in_windows(tokenless(position, rotate_values=True), window=9).double()
+    whole.load_state_dict(backbone.state_dict())
+    plain = whole.vit.forward_features(x, positions).mT.unflatten(2, (6, 5))
+    assert relative_error(whole(x, positions), plain) < 1e-10
+    assert relative_error(before, plain) > 1e-3
 
 
 def test_checkpointing_changes_nothing():

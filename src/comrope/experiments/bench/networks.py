@@ -53,6 +53,7 @@ NONE, APE = "none", "APE"
 TIMM = "timm APE, whole model"
 PRECISION = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CLASSES = 1000
+VALUES_TOO = {"rotate_values": True}
 Maker = tuple[str, str, str, Callable[[], nn.Module]]  # a row's name, method, backend, and itself
 # Every method by the backend that comes of itself, and the paper's own way once, never compiled.
 OWN = (*((method, "auto") for method in METHODS), ("comrope-ld", "reference"))
@@ -129,8 +130,8 @@ def _vits(setting: Setting) -> list[Maker]:
     pixels = [16 * size for size in setting.grid]
     sizes: dict[str, Any] = {"depth": setting.depth, "num_classes": CLASSES}
 
-    def own(position: str, backend: str = "") -> ViT:
-        options: dict[str, Any] = {"position": position, "img_size": pixels, **sizes}
+    def own(position: str, backend: str = "", **more: bool) -> ViT:
+        options: dict[str, Any] = {"position": position, "img_size": pixels, **sizes, **more}
         if backend:
             options |= {"block_size": block_size_of(position), "backend": backend}
         model = create_model(f"vit_{setting.size}_patch16_224", **options)
@@ -154,6 +155,10 @@ def _vits(setting: Setting) -> list[Maker]:
         (APE, "ape", "", partial(own, "ape")),
         (PLAIN, "rope", "", plain),
         *((name_of(m, b), m, b, partial(own, m, b)) for m, b in OWN),
+        *(
+            (f"{method}, values too", method, "auto", partial(own, method, "auto", **VALUES_TOO))
+            for method in ("rope", "comrope-torus")
+        ),
         (TIMM, "ape", "", partial(timm, "")),
         ("timm axial RoPE, whole model", "rope", "", partial(timm, "rope_")),
         ("timm RoPE-Mixed, whole model", "rope-mixed", "", partial(timm, "rope_mixed_")),

@@ -9,6 +9,7 @@ from comrope.experiments.figures import STYLES, new_figure, of_method, resolutio
 from comrope.experiments.studies.beyond import OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
+    all_share_noise,
     by_resolution,
     counts_of_seeds,
     interval,
@@ -63,10 +64,11 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
     uneven = len(counts_of_seeds(results)) > 1
     header = ["method", "over", "σ", *(["seeds"] if uneven else [])]
     header += [f"{usual_size(results)} px", "", "mean over resolutions", ""]
+    alone = not all_share_noise(results)  # what is said of a row that shares its noise
     lines = [
         [
-            label(pair.mine),
-            label(pair.other),
+            label(pair.mine, settings=alone),
+            label(pair.other, settings=alone),
             f"{pair.mine['perturbation']:g}",
             *([str(pair.mean.seeds if pair.mean else 0)] if uneven else []),
             *interval(pair.trained),
@@ -91,7 +93,8 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
         top.set_ylabel("top-1 accuracy, %")
         top.sharey(axes[0, 0])
         if found:
-            lines = [_line(pair) for pair in found if pair.mine["perturbation"] == sigma]
+            alone = not all_share_noise(results)
+            lines = [_line(p, alone) for p in found if p.mine["perturbation"] == sigma]
             draw_forest(axes[1, column], lines, usual_size(results))
     drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
     drawn = {name: line for name, line in drawn.items() if not name.startswith("_")}
@@ -113,9 +116,9 @@ def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
     return style
 
 
-def _line(pair: Pair) -> Line:
+def _line(pair: Pair, alone: bool) -> Line:
     mine, other = named(pair.mine).split(" (")[0], named(pair.other).split(" (")[0]
-    if label(pair.other) != named(pair.other):
+    if alone and label(pair.other) != named(pair.other):
         other += ", noise shared"  # by the batch, unlike ours
     style = {**STYLES[pair.mine["method"]], "linestyle": "none"}
     return Line(f"{mine} over {other}", style, pair.trained, pair.mean)

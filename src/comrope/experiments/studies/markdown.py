@@ -10,6 +10,7 @@ from comrope.experiments.studies.cells import LABELS
 from comrope.experiments.studies.paired import Difference, by_seed
 
 __all__ = [
+    "all_share_noise",
     "by_resolution",
     "counts_of_seeds",
     "fields_said",
@@ -59,6 +60,11 @@ def label(cell: dict[str, Any], *, settings: bool = True) -> str:
     if settings and cell["method"] == "liere" and cell["perturbation"]:
         text += "" if cell["perturbation_per"] == "sample" else " (noise shared by the batch)"
     return f"{text}, not told the time" if cell["timeless"] else text
+
+
+def all_share_noise(results: dict[str, Any]) -> bool:
+    """Whether the noise of every row is one draw a step: then no row is alone in that."""
+    return all(cell["perturbation_per"] == "batch" for cell in results["cells"])
 
 
 def counts_of_seeds(results: dict[str, Any]) -> set[int]:
@@ -115,7 +121,7 @@ def by_resolution(results: dict[str, Any], *, with_mean: bool = False) -> str:
     """Ours, a column a resolution, and one of their mean."""
     views = [str(r) for r in results["resolutions"]]
     blocks = len({cell["block_size"] for cell in results["cells"]}) > 1
-    shared = all(c["perturbation_per"] == "batch" for c in results["cells"])
+    shared = all_share_noise(results)
     uneven = len(counts_of_seeds(results)) > 1
     header = ["method", *(["block"] if blocks else []), "σ", *(["seeds"] if uneven else [])]
     header += [*(f"{view} px" for view in views), *(["mean"] if with_mean else [])]
