@@ -168,9 +168,17 @@ def test_built_on_the_gpu(method):
     assert rope.rotation_matrices(positions).is_cuda
 
 
-@pytest.mark.parametrize("position", ["none", "ape", "rope", "comrope-ld", "liere"])
-def test_a_network_never_waits_for_the_gpu(position):
-    model = comrope.models.create_model("vit_tiny_patch16_224", position=position, depth=2).cuda()
+@pytest.mark.parametrize(
+    ("position", "values"),
+    [
+        ("none", False), ("ape", False), ("rope", False), ("comrope-ld", False), ("liere", False),
+        ("rope", True), ("comrope-torus", True), ("comrope-ld", True), ("liere", True),
+    ],
+)  # fmt: skip
+def test_a_network_never_waits_for_the_gpu(position, values):
+    model = comrope.models.create_model(
+        "vit_tiny_patch16_224", position=position, depth=2, rotate_values=values
+    ).cuda()
     images = torch.randn(2, 3, 64, 64, device="cuda")
 
     def step():

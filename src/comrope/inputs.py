@@ -11,21 +11,40 @@ from torch import Tensor
 from comrope.methods import Method
 from comrope.positions import check_positions
 
-__all__ = ["check_axes", "check_pair", "check_places", "check_vectors", "check_vectors_and_places"]
+__all__ = [
+    "check_axes",
+    "check_one_and_places",
+    "check_pair",
+    "check_places",
+    "check_vectors",
+    "check_vectors_and_places",
+]
 
 
 def check_vectors_and_places(
     method: Method, q: Tensor, k: Tensor, positions: Tensor, prefix: int
 ) -> None:
     """Of queries (B, H G, T, D) and keys (B, H, T, D)."""
-    for label, x in (("q", q), ("k", k)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{label}: expected a tensor, got {type(x).__name__}")
-        if x.ndim != 4:
-            raise ValueError(f"{label}: expected shape (B, H, T, D), got {tuple(x.shape)}")
-        check_vectors(method, label, x.shape, x.dtype)
+    check_tensor(method, "q", q)
+    check_tensor(method, "k", k)
     check_pair(method, q.shape, k.shape)
     check_places(method, q.shape, positions, prefix)
+
+
+def check_one_and_places(method: Method, x: Tensor, positions: Tensor, prefix: int) -> None:
+    """Of queries, keys or values alone (B, H G, T, D)."""
+    check_tensor(method, "x", x)
+    if x.shape[1] == 0 or x.shape[1] % method.num_heads:
+        raise ValueError(f"x: expected a multiple of {method.num_heads} heads, got {x.shape[1]}")
+    check_places(method, x.shape, positions, prefix)
+
+
+def check_tensor(method: Method, label: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{label}: expected a tensor, got {type(x).__name__}")
+    if x.ndim != 4:
+        raise ValueError(f"{label}: expected shape (B, H, T, D), got {tuple(x.shape)}")
+    check_vectors(method, label, x.shape, x.dtype)
 
 
 def check_vectors(method: Method, label: str, shape: torch.Size, dtype: torch.dtype) -> None:

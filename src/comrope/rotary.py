@@ -12,6 +12,7 @@ from comrope import checks, ops
 from comrope.angles import Angles
 from comrope.inputs import (
     check_axes,
+    check_one_and_places,
     check_pair,
     check_places,
     check_vectors,
@@ -170,7 +171,9 @@ class RotaryEmbedding(nn.Module):
         values.
 
         ``unrotate(attend(q, k, rotate(v, y)), x)`` with rotated q and k is
-        sum_j a_ij R(y_j - x_i) v_j: values, too, tell where they are from, seen from the query.
+        sum_j a_ij R(x_i)^T R(y_j) v_j: values tell where they are from, for methods that commute
+        as seen from the query, R(y_j - x_i). As of scores, what is turned and what turns it back
+        belong together: the same parameters, backend and dtype, best the same ``angles``.
         """
         return self._turn_one(ops.unrotate, x, positions, num_prefix_tokens, angles)
 
@@ -259,10 +262,8 @@ class RotaryEmbedding(nn.Module):
         angles: Angles | None,
     ) -> Tensor:
         heads = self.method.num_heads
-        share = x.shape[1] // heads if isinstance(x, Tensor) and x.ndim == 4 else 1
         prefix = self.num_prefix_tokens if prefix is None else prefix
-        keys = x if share == 1 else x[:, ::share]
-        check_vectors_and_places(self.method, x, keys, positions, prefix)
+        check_one_and_places(self.method, x, positions, prefix)
         return op(x, positions, key_heads=heads, **self._options(prefix, angles))
 
     def _options(self, prefix: int, angles: Angles | None) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def command(monkeypatch, capsys):
 def test_onnx_computes_what_the_model_computes(position, tmp_path):
     pytest.importorskip("onnxscript")
     onnx = pytest.importorskip("onnx")
-    model, out = nano(position=position), tmp_path / "new" / "model.onnx"
+    values = {"rotate_values": position in ("comrope-ld", "liere")}
+    model, out = nano(position=position, **values), tmp_path / "new" / "model.onnx"
     model.save_pretrained(tmp_path / "saved")
     said = export(tmp_path / "saved", "onnx", out)
     assert said.path == out
@@ -92,14 +93,14 @@ def test_onnx_computes_what_the_model_computes(position, tmp_path):
         (
             {
                 "position": "comrope-torus", "img_size": (4, 8, 8), "patch_size": (4, 4, 2),
-                "global_pool": "avg", "class_token": False,
+                "global_pool": "avg", "class_token": False, "rotate_values": True,
             },
             [(1, 2, 4), (1, 5, 3)],
         ),
         (
             {
                 "position": "liere", "img_size": (32,), "patch_size": (4,), "ape": True,
-                "class_position": "unrotated", "channel_order": "half",
+                "class_position": "unrotated", "channel_order": "half", "rotate_values": True,
             },
             [(8,), (11,)],
         ),

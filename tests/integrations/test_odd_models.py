@@ -67,6 +67,16 @@ def test_coordinates_that_move_in_training_go_on_moving():
     assert relative_error(swapped.moved, model.moved) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["dinov3", "cat"])
+@pytest.mark.parametrize("indexing", ["ij", "xy"])
+def test_whichever_axis_comes_first(kind, indexing):
+    options = {"rope_grid_indexing": indexing, "rope_type": kind, "img_size": (32, 48)}
+    model = eva(rope_rotate_half=True, attn_type="rope", **options)
+    x = torch.randn(1, 3, 32, 48)
+    before = seen(model, x)
+    assert relative_error(seen(comrope.swap(model, "comrope-ld", block_size=4), x), before) < 1e-5
+
+
 def test_coordinates_that_move_in_ways_not_known_are_refused():
     model = build("timm eva")
     model.rope.aug_active = True

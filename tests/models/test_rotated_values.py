@@ -112,3 +112,17 @@ def test_what_has_no_rotation_is_refused():
         nano(position="ape", rotate_values=True)
     with pytest.raises(ValueError, match="rotate_values: expected False without a rope"):
         Attention(16, 2, rotate_values=True)
+
+
+def test_angles_are_worked_out_once_a_layer(monkeypatch):
+    rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
+    layer, x = Attention(32, 2, rope=rope, rotate_values=True), torch.randn(1, 6, 32)
+    calls, angles = [], rope.angles
+    monkeypatch.setattr(rope, "angles", lambda: calls.append(1) or angles())
+    expected = layer(x, torch.rand(6, 2, generator=torch.Generator().manual_seed(0)))
+    assert len(calls) == 1
+    seen = []
+    rope.register_forward_hook(lambda *_: seen.append(1))  # who looks at it changes nothing
+    got = layer(x, torch.rand(6, 2, generator=torch.Generator().manual_seed(0)))
+    assert seen == [1]
+    assert relative_error(got, expected) < 1e-5

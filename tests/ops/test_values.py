@@ -7,8 +7,6 @@ import torch
 from helpers import make, queries_and_keys, relative_error, set_frequencies
 from torch import Tensor
 
-import comrope
-
 WIDE = torch.float64
 
 
@@ -92,6 +90,18 @@ def test_it_inverts_the_rotation(method, order, backend, prefix, shape):
         assert relative_error(rope.unrotate(turned, positions + 1), x) > 0.1
 
 
+@pytest.mark.parametrize("positions", [
+    1e3 * torch.linspace(-1, 1, 12, dtype=WIDE).view(6, 2),
+    torch.arange(12, dtype=torch.uint8).view(6, 2),
+    torch.arange(-6, 6).view(6, 2),
+])  # fmt: skip
+def test_positions_of_any_kind_and_reach(method, positions):
+    """Parameters are float32: what is turned and what turns it back must round them alike."""
+    rope = make(method, dtype=torch.float32, block_size=8)
+    x = torch.randn(1, 2, 6, 96, dtype=WIDE)
+    assert relative_error(rope.unrotate(rope.rotate(x, positions), positions), x) < 1e-9
+
+
 def test_outputs_do_not_notice_an_offset_unless_matrices_fail_to_commute(method):
     rope = make(method)
     inputs, positions = vectors(rope), torch.randn(6, 2, dtype=WIDE)
@@ -117,38 +127,48 @@ def test_low_precision_comes_out_as_it_went_in(method):
     x = torch.randn(2, 2, 6, 96).bfloat16()
     positions = 50 * torch.rand(6, 2)
     got = rope.unrotate(x, positions)
-    assert got.dtype == torch.bfloat16
-    assert relative_error(got.float(), rope.unrotate(x.float(), positions)) < 1e-2
+    assert torch.equal(got, rope.unrotate(x.float(), positions).bfloat16())  # rounded once
 
 
 @pytest.mark.parametrize("order", ["interleaved", "half"])
 @pytest.mark.parametrize("block_size", [2, 8])
-def test_the_kernels_agree(commuting, block_size, order):
+def test_the_kernels_agree(method, block_size, order):
     """Interpreted, in float32: values, and all gradients."""
+    if (method, order) == ("liere", "half"):
+        return  # which its kernels do not know, and say so
     rope = make(
-        commuting, block_size=block_size, head_dim=16, dtype=torch.float32, channel_order=order
+        method, block_size=block_size, head_dim=16, dtype=torch.float32, channel_order=order
     )
     inputs = [x.detach().float().requires_grad_() for x in vectors(rope)]
     positions = torch.randn(6, 2, requires_grad=True)
     rope.backend = "triton"
     got = with_gradients(rope, inputs, positions)
-    rope.backend = "spectral"
+    rope.backend = "reference" if method == "liere" else "spectral"
     for name, value in with_gradients(rope, inputs, positions).items():
         assert relative_error(got[name], value) < 1e-4, name
 
 
 def test_bad_input_is_named():
     rope = make("comrope-torus")
+    positions = torch.randn(6, 2)
     with pytest.raises(ValueError, match=r"positions: expected num_axes 2"):
         rope.unrotate(torch.randn(1, 2, 6, 48), torch.randn(6, 3))
-    with pytest.raises(ValueError, match=r"k: expected num_heads 2|q: expected a multiple of 2"):
-        rope.unrotate(torch.randn(1, 3, 6, 48), torch.randn(6, 2))
-    with pytest.raises(TypeError, match=r"expected a tensor, got list"):
-        rope.unrotate([1.0], torch.randn(6, 2))
+    for heads in (0, 1, 3):
+        with pytest.raises(ValueError, match=f"x: expected a multiple of 2 heads, got {heads}"):
+            rope.unrotate(torch.randn(1, heads, 6, 48), positions)
+    with pytest.raises(ValueError, match="x: expected head_dim 48, got 32"):
+        rope.rotate(torch.randn(1, 2, 6, 32), positions)
+    with pytest.raises(TypeError, match=r"x: expected a tensor, got list"):
+        rope.unrotate([1.0], positions)
 
 
-def test_it_compiles_whole():
-    rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
-    x, positions = torch.randn(2, 2, 6, 16), torch.rand(6, 2)
-    compiled = torch.compile(rope.unrotate, fullgraph=True, backend="aot_eager")
-    assert relative_error(compiled(x, positions), rope.unrotate(x, positions)) < 1e-6
+@pytest.mark.parametrize("name", ["comrope-ld", "comrope-torus", "rope-mixed"])
+def test_compiled_whole_it_is_the_same_with_its_gradients(name):
+    rope = make(name, head_dim=16, dtype=torch.float32)
+    inputs = [x.detach().float().requires_grad_() for x in vectors(rope)]
+    positions = torch.randn(6, 2, requires_grad=True)
+    compiled = torch.compile(attended, fullgraph=True, backend="aot_eager")
+    got = with_gradients(rope, inputs, positions, compiled)
+    for label, value in with_gradients(rope, inputs, positions).items():
+        assert relative_error(got[label], value) < 1e-5, label
+    torch.compiler.reset()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.experiments.adopted import pretrained_weights
-from comrope.experiments.config import TIMM, Config
+from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.distributed import like
 from comrope.experiments.errors import UserError
 from comrope.experiments.folders import read_weights
@@ -33,14 +33,19 @@ def begin_with(model: nn.Module, config: Config, *, unused: Collection[str] = ()
     what is ``unused``. Anything else that does not fit is an error. Returns where it started, what
     is new and what was left out.
     """
-    tensors, method, classes, frames = _weights(config)
+    tensors, theirs, classes, frames = _weights(config)
     own = model.state_dict()
     # Absolute positions that a model of timm does not use any more.
     away = {name for name, p in model.named_parameters() if not p.requires_grad}
     new = set()
     # On other axes than they were trained for, angles that happen to fit mean something else.
-    if method != config.model.position or bool(frames) != bool(config.data.frames):
+    if theirs.position != config.model.position or bool(frames) != bool(config.data.frames):
         new |= {name for name in own if ANGLES.search(name)}
+    elif theirs.rotate_values != config.model.rotate_values:
+        raise UserError(
+            f"model.rotate_values: expected {theirs.rotate_values}, that of "
+            f"{config.train.start_from}, whose angles are kept; got {config.model.rotate_values}"
+        )
     if classes != config.data.num_classes:
         new |= {name for name in own if HEAD.search(name)}
     taken = {name: tensor for name, tensor in own.items() if name not in new | away}
@@ -59,22 +64,21 @@ def refuse_misfits(start: str, wrong: list[str]) -> None:
         raise UserError(f"train.start_from: {start} does not fit: {'; '.join(wrong[:3])}{more}")
 
 
-def _weights(config: Config) -> tuple[dict[str, Tensor], str, int, int]:
-    """Tensors by name; the position encoding that they were trained with, and how many classes and
-    frames."""
+def _weights(config: Config) -> tuple[dict[str, Tensor], Model, int, int]:
+    """Tensors by name; the model that they were trained in, and how many classes and frames."""
     start = config.train.start_from
     if not start:
         raise UserError("train.start_from: not given; say which run to start from")
     if start.startswith(TIMM):
         tensors, classes = pretrained_weights(config, start)
-        return tensors, "ape", classes, 0
+        return tensors, Model(name=start, position="ape"), classes, 0
     theirs, tensors = read_weights(Path(start), "train.start_from")
     if config.data.holdout not in (0.0, theirs.data.holdout):
         raise UserError(
             f"data.holdout: expected {theirs.data.holdout:g}, that of {start}, or 0, got "
             f"{config.data.holdout:g}: it was trained on some of those images"
         )
-    return tensors, theirs.model.position, theirs.data.num_classes, theirs.data.frames
+    return tensors, theirs.model, theirs.data.num_classes, theirs.data.frames
 
 
 def _misfits(

@@ -49,13 +49,16 @@ def centred(
     *,
     offset: float = 0.0,
     normalize: str = "separate",
+    flipped: bool = False,
     augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """DINOv3's: from -1 to 1 between the edges of the image; ``augment`` as it does in training."""
+    """DINOv3's: from -1 to 1 between the edges of the image, x first if ``flipped``; ``augment`` as
+    it does in training."""
     size = _like(size, index)
     if normalize != "separate":
         size = size.amax(-1, True) if normalize == "max" else size.amin(-1, True)
     place = 2 * (index + 0.5 + offset) / size - 1
+    place = place.flip(-1) if flipped else place
     return place if augment is None else augment(place)
 
 

@@ -168,7 +168,8 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
         )
     if kind == "RotaryEmbeddingMixed":
         return partial(axial, flipped=flipped), {}
-    if kind == "RotaryEmbeddingCat" and not rope.in_pixels:
+    counts = getattr(rope, "grid_type", None) in (None, "index")  # timm before 1.0.31 has no types
+    if kind == "RotaryEmbeddingCat" and not rope.in_pixels and counts:
         place = partial(
             axial, offset=rope.grid_offset, reference=rope.ref_feat_shape, flipped=flipped
         )
@@ -178,6 +179,7 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
             centred,
             offset=rope.grid_offset,
             normalize=rope.normalize_coords,
+            flipped=flipped,
             augment=partial(_moved_in_training, rope),
         )
         bands = 2 * math.pi / rope._compute_periods()
@@ -193,9 +195,10 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
 def _moved_in_training(rope: Any, place: Tensor) -> Tensor:
     """Coordinates (..., 2) as DINOv3 draws them: shifted, scaled by axis, scaled at once.
 
-    By what it says of itself: how it goes about it differs between versions of timm.
+    By what it says of itself: how it goes about it differs between versions of timm. Drawn where
+    the coordinates are, for all images of a batch at once.
     """
-    if not rope.training:
+    if not rope.training or not rope.aug_active:
         return place
 
     def factor(most: float, axes: int) -> Tensor:

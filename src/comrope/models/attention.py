@@ -20,8 +20,11 @@ class Attention(nn.Module):
     """Multi-head self-attention; ``rope`` None is attention without positions.
 
     With ``rotate_values`` the values are turned as well, and their sums turned back: a query that
-    looks at several places learns from where it has what, and not only how much of it.
+    looks at several places learns from where it has what, and not only how much of it. (Whatever
+    fetches the parameters of ``rope`` for its call alone has to leave them there until then.)
     """
+
+    rotate_values = False  # of layers that were made before there was such a thing
 
     def __init__(
         self,
@@ -53,8 +56,10 @@ class Attention(nn.Module):
         ``attend`` is what is done with the rotated q and k, and v, (B, heads, T, D) each.
         """
         of_values = self.rope if self.rotate_values else None
+        if angles is None and isinstance(of_values, RotaryEmbedding) and not _hooked(of_values):
+            angles = of_values.angles().with_spectrum()  # once, for what is turned and turned back
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
-        if self.rope is None or self.rope._forward_hooks or self.rope._forward_pre_hooks:
+        if self.rope is None or _hooked(self.rope):
             q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
             if self.rope is not None:  # called, so that its hooks are
                 q, k = self.rope(q, k, positions, angles=angles)
@@ -67,6 +72,10 @@ class Attention(nn.Module):
             mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
             mixed = of_values.unrotate(mixed, positions, angles=angles)
         return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class Block(nn.Module):

@@ -86,8 +86,9 @@ def unrotate(
 ) -> Tensor:
     """The inverse of ``rotate_one``, the basis that it leaves out included: x (B, H G, T, D).
 
-    With values turned at their places and sums of them turned back at those of the queries, what
-    attention returns depends on relative positions too: R(x)^T sum_j a_j R(y_j) v_j.
+    With values turned at their places and sums of them turned back at those of the queries,
+    attention returns sum_j a_ij R(x_i)^T R(y_j) v_j: what commutes sees y_j - x_i there.
+    ``angles`` should be the very ones: of a line, two spectra need not have the same basis.
     """
     chosen = choose_backend(angles, backend, x, x, positions, channel_order).backend
     options: dict[str, Any] = {
@@ -96,29 +97,36 @@ def unrotate(
         "num_prefix_tokens": num_prefix_tokens,
         "channel_order": channel_order,
     }
+    parts = (part for part in angles if isinstance(part, Tensor))
+    dtype = compute_dtype(x, positions, *parts)
+    back = -positions.to(dtype)  # as numbers with a sign, whatever they came as
     if isinstance(angles, Line) and block_size_of(angles) == 2:
         angles = angles.plane()
     if chosen == "reference" or isinstance(angles, Free):  # nothing is left out, and R(-x) inverts
-        return rotate_one(x, -positions, angles, **options)
+        return rotate_one(x, back, angles, **options)
+    basis = angles.basis if isinstance(angles, Torus) else None
+    if isinstance(angles, Line):
+        angles = angles.to(dtype).with_spectrum()
+        basis = angles.spectrum()[0]
+    if basis is None:
+        return rotate_one(x, back, angles, **options)
+    wide = x.to(dtype)  # to be rounded once
     if isinstance(angles, Torus):
-        planes = Torus(None, angles.frequencies, angles.block_size)
-        x = rotate_one(x, -positions, planes, **options)
-        return x if angles.basis is None else _from_basis(x, angles.basis, channel_order)
-    # Of a line the basis is a constant (ops/line.py), and what it rotates is not in it yet.
-    angles = angles.with_spectrum()
-    basis, _ = angles.spectrum()
-    x = rotate_one(_from_basis(x, basis, channel_order), -positions, angles, **options)
-    return _from_basis(x, basis, channel_order)
+        angles = Torus(None, angles.frequencies, angles.block_size)
+    else:  # of a line the basis is a constant (ops/line.py), and what it rotates is not in it yet
+        wide = _from_basis(wide, basis, channel_order)
+    wide = rotate_one(wide, back, angles, **options)
+    return _from_basis(wide, basis, channel_order).to(x.dtype)
 
 
 def _from_basis(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
     """Q x for every token: x (B, H G, T, D), Q (H, m, b, b)."""
-    dtype, halves = compute_dtype(x, basis), channel_order == "half"
+    halves = channel_order == "half"
+    blocks = halves_to_neighbours(x) if halves else x
     with no_autocast(x.device):
-        wide = (halves_to_neighbours(x) if halves else x).to(dtype)
-        blocks = to_blocks(wide, basis.shape[0], basis.shape[-1])
-        wide = change_basis(blocks, basis.mT.to(dtype)).reshape(x.shape)
-    return (neighbours_to_halves(wide) if halves else wide).to(x.dtype)
+        blocks = to_blocks(blocks, basis.shape[0], basis.shape[-1])
+        x = change_basis(blocks, basis.mT.to(x.dtype)).reshape(x.shape)
+    return neighbours_to_halves(x) if halves else x
 
 
 def rotate_packed(

@@ -11,7 +11,8 @@ __all__ = ["figure", "pairs", "table"]
 
 
 def pairs(results: dict[str, Any]) -> list[Pair]:
-    """First with values over without, then as in the comparison."""
+    """First with values over without, then ours over baselines that have them too, or not either:
+    what values add is no merit of a method."""
     cells = results["cells"]
     added = [
         paired(results, mine, other)
@@ -19,7 +20,12 @@ def pairs(results: dict[str, Any]) -> list[Pair]:
         for other in cells
         if mine["method"] == other["method"] and mine["name"] and not other["name"]
     ]
-    return [*added, *comparison.pairs(results)]
+    alike = [
+        pair
+        for pair in comparison.pairs(results)
+        if bool(pair.mine["name"]) == bool(pair.other["name"])
+    ]
+    return [*added, *alike]
 
 
 def table(results: dict[str, Any]) -> str:
