@@ -104,6 +104,9 @@ def test_angles_of_the_same_method_are_taken_and_of_another_are_not(pretrained, 
         own = model.state_dict()["blocks.0.attn.rope.method.P"]
         expected = learned["blocks.0.attn.rope.method.P"]
         assert torch.equal(own, expected if method == "comrope-ap" else torch.zeros_like(own))
+    others = finetuned(tmp_path / "ap", "comrope-ap", model__rotate_values=True)
+    with pytest.raises(UserError, match=r"model\.rotate_values: expected False, that of .*/ap"):
+        begin_with(build_model(others), others)
 
 
 def test_another_number_of_classes_gets_a_head_of_its_own(pretrained):

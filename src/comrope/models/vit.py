@@ -45,7 +45,7 @@ class ViT(Pretrained):
         ape: Absolute positions beside the rotation of a method: what a model that was trained with
             them keeps when it is fine-tuned with rotations.
         rotate_values: Turn values as well as queries and keys, and what attention makes of them
-            back (``RotaryEmbedding.unrotate``): outputs then depend on where values come from.
+            back (``RotaryEmbedding.unrotate``): outputs then depend on where values are from.
         block_size, init: As ``RotaryEmbedding`` takes them.
         rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and the inits that
             have them: ``"patch"``, patches of the training grid, the way RoPE is used;
