@@ -194,7 +194,10 @@ def test_recipes_are_listed_and_shown_in_full():
         (("eval", "/nowhere"), "run: /nowhere holds no run"),
         (("inspect", "/nowhere"), "run: /nowhere holds no run"),
         (("reproduce", "classify"), "name: expected one of classification, offset"),
-        (("reproduce", "offset", "--preset", "huge"), "preset: expected one of demo, small, paper"),
+        (
+            ("reproduce", "offset", "--preset", "huge"),
+            "preset: expected one of demo, tiny, small, paper",
+        ),
         (("reproduce", "classification", "--preset", "small"), "data.root: not given"),
         (
             ("reproduce", "offset", "--methods", "rotary"),
