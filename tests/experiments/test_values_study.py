@@ -8,7 +8,7 @@ from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model
 from comrope.experiments.figures import save
-from comrope.experiments.studies import PRESETS, STUDIES, values
+from comrope.experiments.studies import PRESETS, STUDIES, comparison, values
 from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import _described, reproduce
 from experiments.results import cell_of, finish_runs, results_of
@@ -19,18 +19,34 @@ TINY = PRESETS["tiny"]
 
 def test_every_row_stands_beside_itself(tmp_path):
     rows = make_plan(STUDIES["values"], TINY, tmp_path).rows
-    found = [(cell.method, cell.name) for cell in rows]
-    assert found == [
-        ("rope", ""), ("rope", "vanilla RoPE, values too"),
-        ("rope-mixed", ""), ("rope-mixed", "RoPE-Mixed, values too"),
-        ("liere", ""), ("liere", "LieRE, values too"),
-        ("comrope-torus", ""), ("comrope-torus", "comrope-torus, values too"),
-    ]  # fmt: skip
+    methods = {"rope": "vanilla RoPE", "rope-mixed": "RoPE-Mixed", "liere": "LieRE",
+               "comrope-torus": "comrope-torus"}  # fmt: skip
+    assert [(cell.method, cell.name) for cell in rows] == [
+        (method, name)
+        for method, said in methods.items()
+        for name in ("", f"{said}, values too", f"{said}, values too, starting near")
+    ]
     configs = [decisive(some[0]) for some in rows.values()]
-    for plain, turned in zip(configs[::2], configs[1::2], strict=True):
-        assert {name for name in plain if plain[name] != turned[name]} == {"model.rotate_values"}
-        assert (plain["model.rotate_values"], turned["model.rotate_values"]) == (False, True)
+    for plain, turned, near in zip(configs[::3], configs[1::3], configs[2::3], strict=True):
+        assert _differences(plain, turned) == {"model.rotate_values": (False, True)}
+        moved = {"model.near": (0.0, 4.0)}
+        if plain["model.position"] != "rope":  # what learns begins and learns otherwise then
+            moved["model.init"] = ("turned", "rope")
+            moved["optim.angle_lr_scale"] = (1.0, 10.0)
+        assert _differences(turned, near) == moved
     assert {len(some) for some in rows.values()} == {5}
+
+
+def _differences(one, other):
+    return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+
+
+def test_the_comparison_has_one_row_with_all_that_can_be_added(tmp_path):
+    every = make_plan(STUDIES["comparison"], TINY, tmp_path).rows
+    more = [cell for cell in every if dict(cell.fields).get("model.near")]
+    assert [cell.name for cell in more] == ["comrope-torus, values too, starting near"]
+    of_values = make_plan(STUDIES["values"], TINY, tmp_path).rows
+    assert every[more[0]] == of_values[more[0]]
 
 
 def test_a_model_with_rotated_values_is_built():
@@ -41,13 +57,17 @@ def test_a_model_with_rotated_values_is_built():
     timm = {"model.name": "timm:vit_tiny_patch16_224", "train.perturbation": 0}
     with pytest.raises(UserError, match=r"model\.rotate_values: a model of timm decides it"):
         build_model(config.with_overrides(timm))
+    near = load_recipe("imagenette32").with_overrides({"model.near": 4.0})
+    assert all(block.attn.qkv.bias.any() for block in build_model(near).blocks)
+    with pytest.raises(UserError, match=r"model\.near: a model of timm decides it"):
+        build_model(near.with_overrides(timm))
 
 
 def test_the_table_says_what_values_add_and_what_ours_is_over_the_others(tmp_path):
     def cell(method, level, **about):
         return cell_of({s: {"8": level, "16": level + s} for s in range(3)}, method, **about)
 
-    too = {"name": "it, values too"}
+    too = {"name": "it, values too", "fields": {"model.rotate_values": True}}
     cells = [cell("rope", 50.0), cell("rope", 52.0, **too)]
     cells += [cell("comrope-torus", 51.0), cell("comrope-torus", 54.0, **too)]
     results = results_of(cells)
@@ -59,7 +79,13 @@ def test_the_table_says_what_values_add_and_what_ours_is_over_the_others(tmp_pat
         ("", "comrope-torus", "", "rope", 1.0),
         ("it, values too", "comrope-torus", "it, values too", "rope", 2.0),
     ]
-    assert "rotated back" in values.table(results)
+    text = values.table(results)
+    assert "rotated back" in text
+    assert "sets like beside like" not in text
+    assert "sets like beside like" in comparison.table(results)
+    plain = results_of([cells[0], cells[2]])
+    assert "rotated back" not in comparison.table(plain)
+    assert "like beside like" not in comparison.table(plain)
     save(values.figure(results), tmp_path / "figure.png")
 
 
@@ -68,7 +94,7 @@ def test_runs_that_are_kept_are_gathered(tmp_path):
                 preset="tiny")  # fmt: skip
     found = reproduce("values", preset="tiny", out=tmp_path, seeds=2, gather=True, progress=False)
     assert found["data"] == "Imagenette, ViT-nano/4 trained at 32 px"
-    assert [cell["top1"]["32"]["mean"] for cell in found["cells"]] == [50.0, 51.0] * 4
+    assert [cell["top1"]["32"]["mean"] for cell in found["cells"]] == [50.0, 51.0, 51.0] * 4
 
 
 def test_another_model_is_called_by_its_name_and_that_of_its_data():

@@ -20,7 +20,7 @@ from comrope.methods import has_vanilla_frequencies
 __all__ = ["Adopted", "adopt", "pretrained_weights"]
 
 # What a model of timm decides by itself.
-ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale", "rotate_values")
+ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale", "rotate_values", "near")
 
 
 class Adopted(nn.Module):

@@ -37,6 +37,7 @@ class Model:
     position: str = "comrope-ld"
     ape: bool = False  # absolute positions beside the rotation
     rotate_values: bool = False  # besides queries and keys
+    near: float = 0.0  # heads that look near at the start, by so high a score
     block_size: int = 8
     init: str = "normal"
     rope_units: str = "patch"

@@ -60,6 +60,7 @@ def build_model(config: Config) -> ViT:
             position=model.position,
             ape=model.ape,
             rotate_values=model.rotate_values,
+            near=model.near,
             rope_units=model.rope_units,
             class_token=model.class_token,
             class_position=model.class_position,

@@ -132,6 +132,7 @@ RULES: dict[str, Rule] = {
     "position": _TEXT,
     "ape": _YES_OR_NO,
     "rotate_values": _YES_OR_NO,
+    "near": _number(0, 1e6),
     "block_size": _whole(2, 2**16),
     "init": _TEXT,
     "axis_scale": _or_null(_several(_number(-1e30, 1e30), MOST_AXES)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
@@ -72,6 +73,16 @@ class Attention(nn.Module):
             mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
             mixed = of_values.unrotate(mixed, positions, angles=angles)
         return self.proj(mixed.transpose(1, 2).flatten(2))
+
+    @torch.no_grad()
+    def look_near(self, strength: float) -> None:
+        """Give queries and keys one bias b: with it alone, the score of a token with itself is
+        ``strength``, b·b / √D, and b·R(x)b / √D of one that is x away falls off from there.
+        """
+        if self.rope is None:
+            raise ValueError("look_near: needs a rope, which this attention has not")
+        width = self.qkv.in_features
+        self.qkv.bias[: 2 * width] = (strength / (width / self.num_heads) ** 0.5) ** 0.5
 
 
 def _hooked(module: nn.Module) -> bool:

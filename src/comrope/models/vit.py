@@ -46,6 +46,8 @@ class ViT(Pretrained):
             them keeps when it is fine-tuned with rotations.
         rotate_values: Turn values as well as queries and keys, and what attention makes of them
             back (``RotaryEmbedding.unrotate``): outputs then depend on where values are from.
+        near: Start with heads that look near: the biases of queries and keys begin as a score that
+            is this high at a token's own place and falls with the distance. 0: biases of zero.
         block_size, init: As ``RotaryEmbedding`` takes them.
         rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and the inits that
             have them: ``"patch"``, patches of the training grid, the way RoPE is used;
@@ -77,6 +79,7 @@ class ViT(Pretrained):
         position: str = "comrope-ld",
         ape: bool = False,
         rotate_values: bool = False,
+        near: float = 0.0,
         block_size: int = 8,
         init: str = "normal",
         rope_units: str = "patch",
@@ -100,10 +103,11 @@ class ViT(Pretrained):
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
             )
-        if rotate_values and position not in METHODS:
-            raise ValueError(
-                f"rotate_values: expected False, since position {position!r} has no rotation"
-            )
+        for name, wanted, off in (("rotate_values", rotate_values, False), ("near", near, 0)):
+            if wanted and position not in METHODS:
+                raise ValueError(
+                    f"{name}: expected {off}, since position {position!r} has no rotation"
+                )
         checks.one_of("rope_units", rope_units, ROPE_UNITS)
         checks.one_of("class_position", class_position, CLASS_POSITIONS)
         _check_pool(global_pool, class_token)
@@ -115,6 +119,7 @@ class ViT(Pretrained):
         if "num_axes" in rotary_options:
             raise TypeError("num_axes: is the length of img_size, such as (1024,) or (8, 224, 224)")
         self.num_axes, self.init_std = len(canvas), checks.real("init_std", init_std)
+        self.near = checks.real("near", near)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
         self.num_classes, self.num_features = num_classes, embed_dim
         self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
@@ -174,7 +179,7 @@ class ViT(Pretrained):
     def note_folded(self) -> None:
         """``comrope.fold`` has made every rotation a plain one: this is what makes such a model."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
-        of_its_start = ("shared_theta", "frequencies", "spread")
+        of_its_start = ("shared_theta", "frequencies", "spread", "near")
         kept = {k: v for k, v in self._given.items() if k not in of_its_start}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
@@ -272,6 +277,9 @@ class ViT(Pretrained):
                 reset()
         for module in (*self.blocks.modules(), self.head):
             self._reset_linear(module)
+        if self.near:
+            for block in cast(Iterable[Block], self.blocks):
+                block.attn.look_near(self.near)
         if self.ape is not None:
             trunc_normal_(self.ape.codebook, std=self.init_std)
         if self.cls_token is not None:

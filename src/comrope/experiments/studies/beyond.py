@@ -42,6 +42,14 @@ CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothi
 HELD_OUT = 0.2
 # What decides how all weights learn is searched with one row, and found for all of them.
 SEARCHED, EVERY = "ape", "every row"
+# What can be added to any rotation, one upon the other.
+ADDED: dict[str, dict[str, Any]] = {
+    "values too": {"model.rotate_values": True},
+    "starting near": {"model.near": 4.0},
+}
+# How learned angles start and learn when heads start near: by the same trials, on held-out images,
+# as how near.
+STARTING_NEAR = {"model.init": "rope", "model.base": 100.0, "optim.angle_lr_scale": 10.0}
 SEEDS_OF_A_TRIAL = 1
 SEEDS_WITHOUT_NOISE = 3  # at the most: the rows with noise are those that decide
 
@@ -90,16 +98,16 @@ class Comparison(Decisive):
     def cells(self, preset: Preset) -> list[Cell]:
         rows = [tuned(row, preset) for row in ROWS]
         every = [replace(row, perturbation=p) for row in rows for p in preset.perturbations]
-        return [*every, tuned(CONTROL, preset)]
+        return [*every, _with_all(rows[-1]), tuned(CONTROL, preset)]
 
 
 class Values(Decisive):
-    """Rows of the comparison with noise, as they are, and with values turned as well."""
+    """Rows of the comparison with noise, as they are, and with what can be added to each."""
 
     def cells(self, preset: Preset) -> list[Cell]:
         methods = [m for m in ("rope", "rope-mixed", "liere", OURS[-1]) if m in preset.methods]
         plain = [tuned(Cell(m), preset) for m in methods]
-        return [cell for row in plain for cell in (row, _with_values(row))]
+        return [cell for row in plain for cell in (row, *_with_more_and_more(row))]
 
 
 class HeldOut(Study):
@@ -162,9 +170,18 @@ def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:
     return replace(row, fields=tuple({**dict(row.fields), **fields}.items()), **changes)
 
 
-def _with_values(row: Cell) -> Cell:
-    name = f"{LABELS[row.method].split(' (')[0]}, values too"
-    return _with(row, {"model.rotate_values": True}, name=name)
+def _with_more_and_more(row: Cell) -> list[Cell]:
+    found = []
+    for what, fields in ADDED.items():
+        name = f"{row.name or LABELS[row.method].split(' (')[0]}, {what}"
+        learned = "model.near" in fields and row.method != "rope"
+        row = _with(row, {**fields, **(STARTING_NEAR if learned else {})}, name=name)
+        found.append(row)
+    return found
+
+
+def _with_all(row: Cell) -> Cell:
+    return _with_more_and_more(row)[-1]
 
 
 def _around(row: Cell, recipe: Config) -> list[Cell]:
@@ -179,7 +196,7 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
         "angles decay": {"optim.angle_weight_decay": 0.05},
         "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
         "absolute positions besides": {"model.ape": True},
-        "values too": {"model.rotate_values": True},
+        **ADDED,
     }
     if row.method == "comrope-torus":
         changes["basis learns at a tenth of the rate"] = {"optim.basis_lr_scale": 0.1}

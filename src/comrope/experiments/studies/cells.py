@@ -18,6 +18,7 @@ OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.se
 LATER = (
     "model.ape",
     "model.rotate_values",
+    "model.near",
     "model.spread",
     "model.tubelet",
     "model.axis_scale",

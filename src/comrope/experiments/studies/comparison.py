@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from comrope.experiments.figures import STYLES, new_figure, of_method, resolutions
-from comrope.experiments.studies.beyond import OURS
+from comrope.experiments.studies.beyond import ADDED, OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
     all_share_noise,
@@ -21,12 +21,24 @@ from comrope.experiments.studies.markdown import (
 )
 from comrope.experiments.studies.paired import Difference, compare
 
-__all__ = ["CAUTION", "Pair", "figure", "paired", "pairs", "table"]
+__all__ = ["CAUTION", "Pair", "figure", "how_much_added", "paired", "pairs", "table"]
+
+FIELDS_ADDED = [name for fields in ADDED.values() for name in fields]
 
 CAUTION = (
     "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
     "(Student's t). *Better* and *worse* are those whose interval leaves zero out; every interval "
     "stands for itself, and of twenty without a difference one would show some.\n\n"
+)
+
+
+EXPLAINED = (
+    "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
+    "is rotated back. *Starting near*: and at the start of training heads look near.\n\n"
+)
+UNLIKE = (
+    "What is added to one of ours here can be added to any rotation; `comrope reproduce values` "
+    "sets like beside like.\n\n"
 )
 
 
@@ -55,9 +67,15 @@ def pairs(results: dict[str, Any]) -> list[Pair]:
     ]
 
 
+def how_much_added(cell: dict[str, Any]) -> int:
+    """Of what can be added to any rotation."""
+    return sum(name in cell["fields"] for name in FIELDS_ADDED)
+
+
 def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
     """Accuracies, and the differences of these pairs."""
-    text = by_resolution(results, with_mean=True)
+    explained = EXPLAINED if any(map(how_much_added, results["cells"])) else ""
+    text = explained + by_resolution(results, with_mean=True)
     found = pairs(results) if found is None else found
     if not found:
         return text
@@ -76,7 +94,13 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
         ]
         for pair in found
     ]
-    return f"{text}\n{CAUTION}{rows(header, lines)}"
+    unlike = any(
+        pair.mine["method"] != pair.other["method"]
+        and how_much_added(pair.mine) != how_much_added(pair.other)
+        for pair in found
+    )
+    said = UNLIKE if unlike else ""
+    return f"{text}\n{CAUTION}{said}{rows(header, lines)}"
 
 
 def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:

@@ -1,38 +1,36 @@
-"""What rotating values adds: every row beside itself without, and ours beside the baselines."""
+"""What can be added to every rotation: each row beside itself without, ours beside baselines."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from comrope.experiments.studies import comparison
-from comrope.experiments.studies.comparison import Pair, paired
+from comrope.experiments.studies.comparison import Pair, how_much_added, paired
 
 __all__ = ["figure", "pairs", "table"]
 
 
 def pairs(results: dict[str, Any]) -> list[Pair]:
-    """First with values over without, then ours over baselines that have them too, or not either:
-    what values add is no merit of a method."""
+    """First more over less, then ours over baselines that have as much: what is added is no merit
+    of a method."""
     cells = results["cells"]
     added = [
         paired(results, mine, other)
         for mine in cells
         for other in cells
-        if mine["method"] == other["method"] and mine["name"] and not other["name"]
+        if mine["method"] == other["method"]
+        if how_much_added(mine) == how_much_added(other) + 1
     ]
     alike = [
         pair
         for pair in comparison.pairs(results)
-        if bool(pair.mine["name"]) == bool(pair.other["name"])
+        if how_much_added(pair.mine) == how_much_added(pair.other)
     ]
     return [*added, *alike]
 
 
 def table(results: dict[str, Any]) -> str:
-    return (
-        "*Values too*: besides queries and keys, values are rotated, and what attention makes of "
-        f"them is rotated back.\n\n{comparison.table(results, pairs(results))}"
-    )
+    return comparison.table(results, pairs(results))
 
 
 def figure(results: dict[str, Any]) -> Any:
