@@ -36,7 +36,7 @@ def test_the_rows_and_their_seeds(tmp_path):
             ("comrope-ld", ""),
             ("comrope-torus", ""),
         ] for p in (1.0, 0.0)),
-        ("comrope-torus", "comrope-torus, values too, starting near", 1.0),
+        ("comrope-torus", "comrope-torus, values and near", 1.0),
         ("none", "", 0.0),
     ]  # fmt: skip
     assert [STUDY.seeds(PRESETS[name]) for name in ("demo", "small", "paper")] == [3, 5, 1]

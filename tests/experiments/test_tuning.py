@@ -169,7 +169,7 @@ def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
             "starts scattered, base 10": turned | {"model.init": "scattered"},
             "angles decay": {"optim.angle_weight_decay": 0.05},
             "values too": {"model.rotate_values": True},
-            "starting near": {"model.near": 4.0},
+            "heads start near": {"model.near": 4.0},
             "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
             "absolute positions besides": {"model.ape": True},
             "starts as RoPE in patch units, base 100": rope,

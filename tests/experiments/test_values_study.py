@@ -24,7 +24,7 @@ def test_every_row_stands_beside_itself(tmp_path):
     assert [(cell.method, cell.name) for cell in rows] == [
         (method, name)
         for method, said in methods.items()
-        for name in ("", f"{said}, values too", f"{said}, values too, starting near")
+        for name in ("", f"{said}, values too", f"{said}, values and near")
     ]
     configs = [decisive(some[0]) for some in rows.values()]
     for plain, turned, near in zip(configs[::3], configs[1::3], configs[2::3], strict=True):
@@ -44,7 +44,7 @@ def _differences(one, other):
 def test_the_comparison_has_one_row_with_all_that_can_be_added(tmp_path):
     every = make_plan(STUDIES["comparison"], TINY, tmp_path).rows
     more = [cell for cell in every if dict(cell.fields).get("model.near")]
-    assert [cell.name for cell in more] == ["comrope-torus, values too, starting near"]
+    assert [cell.name for cell in more] == ["comrope-torus, values and near"]
     of_values = make_plan(STUDIES["values"], TINY, tmp_path).rows
     assert every[more[0]] == of_values[more[0]]
 

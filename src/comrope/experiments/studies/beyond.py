@@ -45,7 +45,7 @@ SEARCHED, EVERY = "ape", "every row"
 # What can be added to any rotation, one upon the other.
 ADDED: dict[str, dict[str, Any]] = {
     "values too": {"model.rotate_values": True},
-    "starting near": {"model.near": 4.0},
+    "values and near": {"model.near": 4.0},
 }
 # How learned angles start and learn when heads start near: by the same trials, on held-out images,
 # as how near.
@@ -171,11 +171,11 @@ def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:
 
 
 def _with_more_and_more(row: Cell) -> list[Cell]:
-    found = []
+    found, name = [], LABELS[row.method].split(" (")[0]
     for what, fields in ADDED.items():
-        name = f"{row.name or LABELS[row.method].split(' (')[0]}, {what}"
         learned = "model.near" in fields and row.method != "rope"
-        row = _with(row, {**fields, **(STARTING_NEAR if learned else {})}, name=name)
+        more = {**fields, **(STARTING_NEAR if learned else {})}
+        row = _with(row, more, name=f"{name}, {what}")
         found.append(row)
     return found
 
@@ -196,7 +196,8 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
         "angles decay": {"optim.angle_weight_decay": 0.05},
         "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
         "absolute positions besides": {"model.ape": True},
-        **ADDED,
+        "values too": {"model.rotate_values": True},
+        "heads start near": {"model.near": 4.0},
     }
     if row.method == "comrope-torus":
         changes["basis learns at a tenth of the rate"] = {"optim.basis_lr_scale": 0.1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from comrope.experiments.figures import STYLES, new_figure, of_method, resolutions
+from comrope.experiments.figures import new_figure, of_method, resolutions
 from comrope.experiments.studies.beyond import ADDED, OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
@@ -34,7 +34,7 @@ CAUTION = (
 
 EXPLAINED = (
     "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
-    "is rotated back. *Starting near*: and at the start of training heads look near.\n\n"
+    "is rotated back. *Values and near*: and heads look near at the start of training.\n\n"
 )
 UNLIKE = (
     "What is added to one of ours here can be added to any rotation; `comrope reproduce values` "
@@ -109,6 +109,13 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
     noisy = {cell["perturbation"] for cell in cells if cell["method"] != "none"}
     sigmas = sorted(noisy or {0.0}, reverse=True)
     drawing, axes = new_figure(len(sigmas), 2 if found else 1, width=7.2, height=5.0)
+    if found:  # a line a difference, and one for each row of ours
+        most = max(
+            len(_lines([p for p in found if p.mine["perturbation"] == s], results)) for s in sigmas
+        )
+        heights = (5.0, 1.0 + 0.27 * most)
+        axes[0, 0].get_gridspec().set_height_ratios(heights)
+        drawing.set_figheight(sum(heights))
     for column, sigma in enumerate(sigmas):
         top = axes[0, column]
         some = [c for c in cells if c["method"] == "none" or c["perturbation"] == sigma]
@@ -117,12 +124,13 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
         top.set_ylabel("top-1 accuracy, %")
         top.sharey(axes[0, 0])
         if found:
-            alone = not all_share_noise(results)
-            lines = [_line(p, alone) for p in found if p.mine["perturbation"] == sigma]
-            draw_forest(axes[1, column], lines, usual_size(results))
+            some = [pair for pair in found if pair.mine["perturbation"] == sigma]
+            draw_forest(axes[1, column], _lines(some, results), usual_size(results))
     drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
     drawn = {name: line for name, line in drawn.items() if not name.startswith("_")}
-    drawing.legend(handles=[*drawn.values()], loc="outside lower center", ncols=3, frameon=False)
+    columns = 3 if len(sigmas) > 1 else 2  # of names that are long
+    below = {"loc": "outside lower center", "ncols": columns, "frameon": False}
+    drawing.legend(handles=[*drawn.values()], **below)
     told = spread_said(results, "bands")
     if found:
         told += f"{'; below: ' if told else 'below: '}differences"
@@ -132,17 +140,27 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
 
 
 def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """A method's colour and mark; what shares them with a row before it is hollow and dashed."""
-    style = of_method(cell)
-    first = next(each for each in cells if each["method"] == cell["method"])
-    if named(first) != named(cell):
-        style |= {"linestyle": "--", "markerfacecolor": "white"}
-    return style
+    """A method's colour and mark; what shares them with rows before it is hollow, and dashed or,
+    after another such row, dotted."""
+    names = [named(each) for each in cells if each["method"] == cell["method"]]
+    before = [*dict.fromkeys(names)].index(named(cell))
+    if not before:
+        return of_method(cell)
+    return of_method(cell) | {"linestyle": "--" if before == 1 else ":", "markerfacecolor": "white"}
 
 
-def _line(pair: Pair, alone: bool) -> Line:
-    mine, other = named(pair.mine).split(" (")[0], named(pair.other).split(" (")[0]
-    if alone and label(pair.other) != named(pair.other):
-        other += ", noise shared"  # by the batch, unlike ours
-    style = {**STYLES[pair.mine["method"]], "linestyle": "none"}
-    return Line(f"{mine} over {other}", style, pair.trained, pair.mean)
+def _lines(found: Sequence[Pair], results: dict[str, Any]) -> list[Line]:
+    """What is over others, and below it each of those."""
+    alone, lines, before = not all_share_noise(results), [], None
+    cells = results["cells"]
+    for pair in found:
+        mine, other = named(pair.mine).split(" (")[0], named(pair.other).split(" (")[0]
+        if alone and label(pair.other) != named(pair.other):
+            other += ", noise shared"  # by the batch, unlike ours
+        if mine != before:
+            lines.append(Line(f"{mine}:", {}, None, None))
+        before = mine
+        style = {**_style(pair.mine, cells), "linestyle": "none"}
+        style.pop("markerfacecolor", None)
+        lines.append(Line(f"over {other}", style, pair.trained, pair.mean))
+    return lines
