@@ -36,7 +36,12 @@ def test_the_rows_and_their_seeds(tmp_path):
             ("comrope-ld", ""),
             ("comrope-torus", ""),
         ] for p in (1.0, 0.0)),
-        ("comrope-torus", "comrope-torus, values and near", 1.0),
+        *((m, f"{n}, values and near", 1.0) for m, n in [
+            ("rope", "vanilla RoPE"),
+            ("rope-mixed", "RoPE-Mixed"),
+            ("liere", "LieRE"),
+            ("comrope-torus", "comrope-torus"),
+        ]),
         ("none", "", 0.0),
     ]  # fmt: skip
     assert [STUDY.seeds(PRESETS[name]) for name in ("demo", "small", "paper")] == [3, 5, 1]
@@ -52,6 +57,7 @@ def test_the_rows_and_their_seeds(tmp_path):
     assert units == {
         "vanilla RoPE, relative units": "relative",
         "vanilla RoPE, patch units": "patch",
+        "vanilla RoPE, values and near": "patch",
     }
 
 
@@ -75,7 +81,7 @@ def test_every_row_gets_what_a_search_found_for_it(monkeypatch):
 
 
 def test_what_was_found_is_of_rows_that_are_there_and_can_be_built():
-    rows = {beyond.row_key(row) for row in (*beyond.ROWS, beyond.CONTROL)}
+    rows = {beyond.row_key(row) for row in (*beyond.ROWS, *beyond.full_rows(), beyond.CONTROL)}
     for recipe, found in beyond.packaged("tuned.yaml").items():
         assert set(found) <= rows | {beyond.EVERY}
         (preset,) = (p for p in PRESETS.values() if p.recipe == recipe)
@@ -121,7 +127,7 @@ def test_the_demo_writes_results_table_and_figure(demo):
     results, folder = demo
     written = json.loads((folder / "results.json").read_text())
     cells = {(cell["method"], cell["name"]): cell["fields"] for cell in written["cells"]}
-    assert len(cells) == 10
+    assert len(cells) == 13
     assert cells["rope", "vanilla RoPE, relative units"] == {"model.rope_units": "relative"}
     assert cells["comrope-ld", ""] == {}
     text = (folder / "table.md").read_text()
@@ -129,7 +135,8 @@ def test_the_demo_writes_results_table_and_figure(demo):
     assert "of the paper" not in text
     assert "| vanilla RoPE, patch units | 1 |" in text
     differences = re.findall(r"\| ([^|]+) \| ([^|]+) \| 1 \| [+-][\d.]+ \[.*?\] \| (\w+) \|", text)
-    assert len(differences) == 4 * 6
+    # Three that are plain over six baselines, and one with all over those and three with as much.
+    assert len(differences) == 3 * 6 + 9
     assert (folder / "figure.png").stat().st_size > 50_000
     mine, other = (next(c for c in results["cells"] if c["method"] == m)
                    for m in ("comrope-ld", "ape"))  # fmt: skip
@@ -142,7 +149,7 @@ def test_the_demo_writes_results_table_and_figure(demo):
 
 def test_the_two_readings_of_vanilla_rope_are_two_models(demo):
     results, folder = demo
-    read, used = (cell["runs"][0]["run"] for cell in results["cells"] if cell["method"] == "rope")
+    read, used, _ = (c["runs"][0]["run"] for c in results["cells"] if c["method"] == "rope")
     runs = folder.parent / "runs"
     one, two = (decisive(load_recipe(runs / name / "config.yaml")) for name in (read, used))
     assert {name for name in one if one[name] != two[name]} == {"model.rope_units"}
@@ -180,6 +187,17 @@ def test_pairs_have_the_same_noise_and_a_control_has_any():
         ("comrope-torus", 1.0, "none"),
     }
     assert all(pair.other["perturbation"] in (0.0, pair.mine["perturbation"]) for pair in found)
+
+
+def test_what_is_plain_does_not_stand_beside_what_has_more():
+    results, more = made_up(), {"fields": {"model.rotate_values": True, "model.near": 4.0}}
+    full = {m: cell_of({0: {"8": 1.0, "16": 2.0}}, m, name=f"{m}, full", **more)
+            for m in ("rope", "comrope-torus")}  # fmt: skip
+    results["cells"] += full.values()
+    beside = {(p.mine["name"], p.other["name"] or p.other["method"]) for p in pairs(results)}
+    assert ("comrope-torus, full", "rope, full") in beside
+    assert ("comrope-torus, full", "ape") in beside
+    assert ("", "rope, full") not in beside
 
 
 def test_the_words_in_the_table_are_those_of_the_intervals():

@@ -14,6 +14,7 @@ from experiments.results import cell_of, results_of
 
 TINY = ["model.name=vit_nano_patch4_12", "evaluate.resolutions=12"]
 ROWS = {beyond.row_key(row): row for row in beyond.ROWS}
+FULL = {row.name: row for row in beyond.full_rows()}
 
 
 def planned(name: str, preset: str = "demo"):
@@ -22,7 +23,7 @@ def planned(name: str, preset: str = "demo"):
 
 def test_every_row_that_has_something_to_tune_has_as_many_trials():
     trials = beyond.packaged("search.yaml")
-    assert set(trials) == set(ROWS)
+    assert set(trials) == {*ROWS, *FULL}
     for some in trials.values():
         assert len({tuple(sorted(trial.items())) for trial in some}) == len(some) == 6
 
@@ -47,7 +48,7 @@ def test_trials_are_shorter_and_never_see_the_validation_set():
     base, rows = planned("tuning", "small")
     recipe = load_recipe("imagenette")
     assert STUDIES["tuning"].seeds(PRESETS["small"]) == 1
-    assert len(rows) == 48
+    assert len(rows) == 72
     for configs in rows.values():
         for config in configs:
             assert config.data.holdout == 0.2
@@ -82,6 +83,16 @@ def searched() -> dict:
             trial({**own, "model.base": 10000}, [80], **patch),  # its other seed is missing
         ]
     )
+
+
+def test_a_row_with_all_that_can_be_added_is_searched_like_the_others(monkeypatch):
+    found = {"model.near": 8.0, "model.base": 10.0}
+    tuned = {"imagenette": {"vanilla RoPE, values and near": found}}
+    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": tuned}.__getitem__)
+    cells = {c.name: dict(c.fields) for c in STUDIES["comparison"].cells(PRESETS["small"])}
+    assert cells["vanilla RoPE, values and near"] == {"model.rotate_values": True, **found}
+    unsearched = cells["comrope-torus, values and near"]
+    assert unsearched == {"model.rotate_values": True, "model.near": 4.0, **beyond.STARTING_NEAR}
 
 
 @pytest.fixture
@@ -119,10 +130,9 @@ def test_the_best_by_the_training_resolution_alone_is_not_chosen():
 def test_what_was_found_with_ape_holds_for_every_row_and_for_the_trials_of_the_others(monkeypatch):
     files = {
         "tuned.yaml": {"imagenette": {"every row": {"optim.lr": 0.5}, "liere": {"model.base": 7}}},
-        "search.yaml": {beyond.row_key(row): [{"optim.lr": 0.1}] for row in beyond.ROWS},
+        "search.yaml": {key: [{"optim.angle_lr_scale": 4}] for key in (*ROWS, *FULL)},
     }
-    for row in beyond.ROWS[1:]:
-        files["search.yaml"][beyond.row_key(row)] = [{"optim.angle_lr_scale": 4}]
+    files["search.yaml"]["ape"] = [{"optim.lr": 0.1}]
     monkeypatch.setattr(beyond, "packaged", files.__getitem__)
     for cell in STUDIES["comparison"].cells(PRESETS["small"]):
         assert dict(cell.fields)["optim.lr"] == 0.5

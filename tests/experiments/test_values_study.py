@@ -8,7 +8,7 @@ from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.errors import UserError
 from comrope.experiments.evaluate import build_model
 from comrope.experiments.figures import save
-from comrope.experiments.studies import PRESETS, STUDIES, comparison, values
+from comrope.experiments.studies import PRESETS, STUDIES, beyond, comparison, values
 from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import _described, reproduce
 from experiments.results import cell_of, finish_runs, results_of
@@ -41,12 +41,14 @@ def _differences(one, other):
     return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
 
 
-def test_the_comparison_has_one_row_with_all_that_can_be_added(tmp_path):
-    every = make_plan(STUDIES["comparison"], TINY, tmp_path).rows
-    more = [cell for cell in every if dict(cell.fields).get("model.near")]
-    assert [cell.name for cell in more] == ["comrope-torus, values and near"]
-    of_values = make_plan(STUDIES["values"], TINY, tmp_path).rows
-    assert every[more[0]] == of_values[more[0]]
+def test_all_start_with_the_same_frequencies_and_nothing_is_searched(tmp_path, monkeypatch):
+    found = {"imagenette32": {"every row": {"optim.lr": 0.5}, "liere": {"model.base": 7}}}
+    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": found}.__getitem__)
+    recipe = load_recipe("imagenette32")
+    for configs in make_plan(STUDIES["values"], TINY, tmp_path).rows.values():
+        assert configs[0].optim.lr == recipe.optim.lr
+        assert configs[0].model.base == 100
+        assert (configs[0].model.init == "normal") == (configs[0].model.position == "rope")
 
 
 def test_a_model_with_rotated_values_is_built():
@@ -81,11 +83,11 @@ def test_the_table_says_what_values_add_and_what_ours_is_over_the_others(tmp_pat
     ]
     text = values.table(results)
     assert "rotated back" in text
-    assert "sets like beside like" not in text
-    assert "sets like beside like" in comparison.table(results)
+    assert "over one that has less" not in text
+    assert "over one that has less" in comparison.table(results)
     plain = results_of([cells[0], cells[2]])
     assert "rotated back" not in comparison.table(plain)
-    assert "like beside like" not in comparison.table(plain)
+    assert "over one that has less" not in comparison.table(plain)
     save(values.figure(results), tmp_path / "figure.png")
 
 

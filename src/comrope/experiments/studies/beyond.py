@@ -39,17 +39,19 @@ ROWS = (
     *map(Cell, OURS),
 )
 CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothing to it
-HELD_OUT = 0.2
-# What decides how all weights learn is searched with one row, and found for all of them.
-SEARCHED, EVERY = "ape", "every row"
 # What can be added to any rotation, one upon the other.
 ADDED: dict[str, dict[str, Any]] = {
     "values too": {"model.rotate_values": True},
     "values and near": {"model.near": 4.0},
 }
-# How learned angles start and learn when heads start near: by the same trials, on held-out images,
-# as how near.
+TAKE_MORE = ("rope", "rope-mixed", "liere", OURS[-1])
+# How learned angles start and learn when heads start near, where that was not searched.
 STARTING_NEAR = {"model.init": "rope", "model.base": 100.0, "optim.angle_lr_scale": 10.0}
+# Where all rotations start in the study of what is added: with the same frequencies.
+ALIKE: dict[str, Any] = {"model.init": "turned", "model.base": 100.0}
+HELD_OUT = 0.2
+# What decides how all weights learn is searched with one row, and found for all of them.
+SEARCHED, EVERY = "ape", "every row"
 SEEDS_OF_A_TRIAL = 1
 SEEDS_WITHOUT_NOISE = 3  # at the most: the rows with noise are those that decide
 
@@ -98,15 +100,16 @@ class Comparison(Decisive):
     def cells(self, preset: Preset) -> list[Cell]:
         rows = [tuned(row, preset) for row in ROWS]
         every = [replace(row, perturbation=p) for row in rows for p in preset.perturbations]
-        return [*every, _with_all(rows[-1]), tuned(CONTROL, preset)]
+        full = [tuned(row, preset) for row in full_rows()]
+        return [*every, *full, tuned(CONTROL, preset)]
 
 
 class Values(Decisive):
-    """Rows of the comparison with noise, as they are, and with what can be added to each."""
+    """Rotations that start alike, as they are, and with what can be added to each. Nothing of it is
+    searched: what differs is what is added, and the method."""
 
     def cells(self, preset: Preset) -> list[Cell]:
-        methods = [m for m in ("rope", "rope-mixed", "liere", OURS[-1]) if m in preset.methods]
-        plain = [tuned(Cell(m), preset) for m in methods]
+        plain = [_alike(m) for m in TAKE_MORE if m in preset.methods]
         return [cell for row in plain for cell in (row, *_with_more_and_more(row))]
 
 
@@ -128,7 +131,7 @@ class Tuning(HeldOut):
         trials, common = packaged("search.yaml"), _found(EVERY, preset)
         return [
             _with(row, trial if row_key(row) == SEARCHED else {**common, **trial})
-            for row in ROWS
+            for row in (*ROWS, *full_rows())
             for trial in trials[row_key(row)]
         ]
 
@@ -157,9 +160,21 @@ def row_key(row: Cell) -> str:
     return row.name or (PATCH_UNITS if row.method == "rope" else row.method)
 
 
+def full_rows() -> list[Cell]:
+    """With all that can be added to a rotation; how near heads look is searched like the rest."""
+    first = dict(next(iter(ADDED.values())))
+    return [
+        Cell(m, fields=tuple(first.items()), name=_with_more_and_more(Cell(m))[-1].name)
+        for m in TAKE_MORE
+    ]
+
+
 def tuned(row: Cell, preset: Preset) -> Cell:
     """With the fields that a search at this scale found, if there was one."""
-    return _with(row, {**_found(EVERY, preset), **_found(row_key(row), preset)})
+    own = _found(row_key(row), preset)
+    if not own and row.name in [full.name for full in full_rows()]:
+        own = dict(_with_more_and_more(Cell(row.method))[-1].fields)
+    return _with(row, {**_found(EVERY, preset), **own})
 
 
 def _found(key: str, preset: Preset) -> dict[str, Any]:
@@ -170,6 +185,11 @@ def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:
     return replace(row, fields=tuple({**dict(row.fields), **fields}.items()), **changes)
 
 
+def _alike(method: str) -> Cell:
+    taken = [name for name in ALIKE if method != "rope" or name != "model.init"]
+    return _with(Cell(method), {name: ALIKE[name] for name in taken})
+
+
 def _with_more_and_more(row: Cell) -> list[Cell]:
     found, name = [], LABELS[row.method].split(" (")[0]
     for what, fields in ADDED.items():
@@ -178,10 +198,6 @@ def _with_more_and_more(row: Cell) -> list[Cell]:
         row = _with(row, more, name=f"{name}, {what}")
         found.append(row)
     return found
-
-
-def _with_all(row: Cell) -> Cell:
-    return _with_more_and_more(row)[-1]
 
 
 def _around(row: Cell, recipe: Config) -> list[Cell]:

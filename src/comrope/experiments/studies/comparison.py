@@ -37,8 +37,8 @@ EXPLAINED = (
     "is rotated back. *Values and near*: and heads look near at the start of training.\n\n"
 )
 UNLIKE = (
-    "What is added to one of ours here can be added to any rotation; `comrope reproduce values` "
-    "sets like beside like.\n\n"
+    "What is added to one of ours can be added to any rotation: over a baseline that has as much, "
+    "a difference is the method's; over one that has less, that of all there is.\n\n"
 )
 
 
@@ -64,6 +64,7 @@ def pairs(results: dict[str, Any]) -> list[Pair]:
         if mine["method"] in OURS and other["method"] not in OURS
         # To a model without positions noise on them means nothing.
         if other["method"] == "none" or other["perturbation"] == mine["perturbation"]
+        if how_much_added(other) <= how_much_added(mine)
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.studies.beyond import EVERY, ROWS, SEARCHED, row_key
+from comrope.experiments.studies.beyond import EVERY, ROWS, SEARCHED, full_rows, row_key
 from comrope.experiments.studies.cells import PRESETS, packaged
 from comrope.experiments.studies.markdown import (
     fields_said,
@@ -23,7 +23,8 @@ from comrope.experiments.studies.markdown import (
 
 __all__ = ["best", "figure", "table"]
 
-OF_ROWS = {row_key(row): dict(row.fields) for row in ROWS}  # what is no matter of a trial
+# What is no matter of a trial.
+OF_ROWS = {row_key(row): dict(row.fields) for row in (*ROWS, *full_rows())}
 
 
 def best(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
