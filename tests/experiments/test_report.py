@@ -79,6 +79,22 @@ def test_a_run_that_changes_changes_the_document(written):
     assert written.read_text() != before
 
 
+def test_a_brief_mark_has_a_short_table_and_no_picture(written):
+    out = written.parent.parent / "results"
+    written.write_text("<!-- reproduce comparison --seeds 2 --brief -->\n<!-- end -->\n")
+    report(written, out)
+    text = written.read_text()
+    (ours,) = (line for line in text.splitlines() if line.startswith("| comrope-torus, values"))
+    (ape,) = (line for line in text.splitlines() if line.startswith("| APE |"))
+    assert ours.count("–") == 2  # nothing is ahead of itself
+    assert "| +0.00 [+0.00, +0.00] |" in ape
+    assert "`comrope reproduce comparison --seeds 2`, GPU" in text
+    assert not (written.parent / "images").exists()
+    before = text
+    report(written, out)
+    assert written.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
@@ -90,6 +106,7 @@ def test_a_run_that_changes_changes_the_document(written):
         ("comparison --size 3", "mark: expected --preset, .* got --size"),
         ("comparison --seeds two", "mark: expected a number of --seeds, got 'two'"),
         ("cost", "mark: the study cost has no runs"),
+        ("video --brief", "mark: expected --brief of comparison only, got video"),
     ],
 )
 def test_marks_that_mean_nothing_are_named_and_nothing_is_written(written, mark, message):
@@ -129,11 +146,12 @@ def test_the_command(written, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "comrope reproduce comparison --seeds 2"
 
 
-def test_our_own_results_are_those_of_the_runs_that_are_kept(tmp_path):
+@pytest.mark.parametrize("name", ["docs/results.md", "README.md"])
+def test_our_own_results_are_those_of_the_runs_that_are_kept(tmp_path, name):
     """The text: pictures depend on the fonts of a machine, so they have to be there."""
-    document = tmp_path / "results.md"
-    document.write_text((ROOT / "docs/results.md").read_text())
+    document, ours = tmp_path / "document.md", ROOT / name
+    document.write_text(ours.read_text())
     report(document, ROOT / "results")
-    assert document.read_text() == (ROOT / "docs/results.md").read_text()
-    for picture in re.findall(r"!\[.*?\]\((images/.*?)\)", document.read_text()):
-        assert (ROOT / "docs" / picture).is_file()
+    assert document.read_text() == ours.read_text()
+    for picture in re.findall(r"!\[.*?\]\(([\w/]*images/.*?)\)", document.read_text()):
+        assert (ours.parent / picture).is_file()

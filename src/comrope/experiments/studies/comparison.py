@@ -15,13 +15,17 @@ from comrope.experiments.studies.markdown import (
     interval,
     label,
     named,
+    number,
+    over_views,
     rows,
+    seeds_said,
     spread_said,
     usual_size,
+    validated_on,
 )
 from comrope.experiments.studies.paired import Difference, compare
 
-__all__ = ["CAUTION", "Pair", "figure", "how_much_added", "paired", "pairs", "table"]
+__all__ = ["CAUTION", "Pair", "brief", "figure", "how_much_added", "paired", "pairs", "table"]
 
 FIELDS_ADDED = [name for fields in ADDED.values() for name in fields]
 
@@ -102,6 +106,43 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
     )
     said = UNLIKE if unlike else ""
     return f"{text}\n{CAUTION}{said}{rows(header, lines)}"
+
+
+def brief(results: dict[str, Any]) -> str:
+    """For a reader with two minutes: every row with noise, and how far that of ours which has the
+    most is ahead of it."""
+    every, size = [str(r) for r in results["resolutions"]], usual_size(results)
+    sigma = max(cell["perturbation"] for cell in results["cells"])
+    cells = [c for c in results["cells"] if c["method"] == "none" or c["perturbation"] == sigma]
+    ours = [cell for cell in cells if cell["method"] in OURS]
+    most = max(ours, key=how_much_added, default=None)
+    lines = [
+        [
+            label(cell, settings=not all_share_noise(results)),
+            number(cell["top1"][size], 1),
+            number(over_views(cell, every), 1),
+            *([] if most is None else _ahead(results, most, cell)),
+        ]
+        for cell in cells
+    ]
+    header = ["method", f"{size} px", f"mean of {len(every)} resolutions"]
+    if most is not None:
+        name = named(most).split(" (")[0]
+        header += [f"{name} over it, {size} px", "mean"]
+    return f"Top-1, %, {validated_on(results)}: {results['data']}.{_of_seeds(results)}\n\n" + rows(
+        header, lines
+    )
+
+
+def _ahead(results: dict[str, Any], most: dict[str, Any], cell: dict[str, Any]) -> list[str]:
+    found = paired(results, most, cell)
+    return [interval(None if cell is most else each)[0] for each in (found.trained, found.mean)]
+
+
+def _of_seeds(results: dict[str, Any]) -> str:
+    said = seeds_said(results)
+    told = f" Mean ± standard deviation of {said}; differences with 95 % intervals, seed by seed."
+    return " One seed." if said == "one seed" else told
 
 
 def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:

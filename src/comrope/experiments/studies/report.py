@@ -1,7 +1,8 @@
 """A document with the tables and figures of committed runs: written between marks, never by hand.
 
 A mark is ``<!-- reproduce NAME --preset PRESET FIELD=VALUE ... -->``, what the command that trains
-the runs would say, and reaches to ``<!-- end -->``.
+the runs would say, and reaches to ``<!-- end -->``. With ``--brief`` besides, a study that has a
+short table is told by that, without a picture.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from pathlib import Path
 from comrope.experiments import figures
 from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.errors import UserError
-from comrope.experiments.studies import tables
+from comrope.experiments.studies import comparison, tables
 from comrope.experiments.studies.gathering import NothingThere
 from comrope.experiments.studies.reproduce import Asked, gathered
 
 __all__ = ["report"]
 
 BEGINS = "<!-- reproduce "
+BRIEF, BRIEFLY = " --brief", {"comparison": comparison.brief}
 MARKED = re.compile(rf"{BEGINS}(?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
 PICTURES = "images"  # beside the document
 
@@ -49,10 +51,13 @@ def report(document: Path, out: Path) -> list[str]:
 
 
 def _section(said: str, asked: Asked, document: Path, out: Path) -> str:
+    command = f"comrope reproduce {said.removesuffix(BRIEF)}"
     try:
-        results = gathered(asked, out / "runs", f"comrope reproduce {said}")
+        results = gathered(asked, out / "runs", command)
     except NothingThere:
-        return f"Not run yet: `comrope reproduce {said}`.\n"
+        return f"Not run yet: `{command}`.\n"
+    if said.endswith(BRIEF):
+        return tables.below(BRIEFLY[asked.name](results), results)
     picture = f"results-{asked.folder}{'' if asked.preset == 'small' else '-' + asked.preset}.png"
     figures.draw(asked.name, results, document.parent / PICTURES / picture)
     _, _, body = tables.table(asked.name, results).partition("\n\n")
@@ -61,7 +66,9 @@ def _section(said: str, asked: Asked, document: Path, out: Path) -> str:
 
 def _asked(said: str) -> Asked:
     """What a mark says, in the words of the command line."""
-    name, *words = shlex.split(said)
+    name, *words = shlex.split(said.removesuffix(BRIEF))
+    if said.endswith(BRIEF) and name not in BRIEFLY:
+        raise UserError(f"mark: expected --brief of {', '.join(BRIEFLY)} only, got {name}")
     options, fields = {"preset": "small"}, []
     while words:
         word = words.pop(0)

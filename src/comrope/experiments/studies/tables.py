@@ -21,7 +21,7 @@ from comrope.experiments.studies.markdown import (
 )
 from comrope.experiments.studies.paired import compare
 
-__all__ = ["ELSEWHERE", "beside_the_papers", "made_elsewhere", "rows", "table"]
+__all__ = ["ELSEWHERE", "below", "beside_the_papers", "made_elsewhere", "rows", "table"]
 
 # Studies whose table and figure have a file of their own, which stands on this one.
 ELSEWHERE = (
@@ -48,7 +48,6 @@ def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:
 def table(name: str, results: dict[str, Any]) -> str:
     """The whole of table.md."""
     body = _body(name)(results)
-    machine = results["machine"]
     where = f" ({results['where']} of the paper)" if results["where"] else ""
     seeds = {"": "", "one seed": " One seed."}
     said = seeds_said(results)
@@ -59,12 +58,15 @@ def table(name: str, results: dict[str, Any]) -> str:
         body += _settings_said(results)
     missing = "; ".join(results.get("missing") or ())
     body += f"\nNot run yet: {missing}.\n" if missing else ""
-    return (
-        f"# {results['title']}{where}\n\n"
-        f"Ours: {results['data']}.{seeds.get(said, several)}\n\n{body}\n"
-        f"`{results['command']}`, {machine['device']}, torch {machine['torch']}, "
-        f"{machine['date']}\n"
-    )
+    told = f"Ours: {results['data']}.{seeds.get(said, several)}\n\n{body}"
+    return f"# {results['title']}{where}\n\n{below(told, results)}"
+
+
+def below(text: str, results: dict[str, Any]) -> str:
+    """A table, and under it how it was made."""
+    machine = results["machine"]
+    made = f"{machine['device']}, torch {machine['torch']}, {machine['date']}"
+    return f"{text}\n`{results['command']}`, {made}\n"
 
 
 def _settings_said(results: dict[str, Any]) -> str:
