@@ -202,10 +202,25 @@ def test_what_is_plain_does_not_stand_beside_what_has_more():
 
 def test_the_words_in_the_table_are_those_of_the_intervals():
     text = table(made_up())
-    assert "| ComRoPE-LD | APE | 1 | +2.00 [+2.00, +2.00] | better |" in text
-    assert "| ComRoPE-LD | APE | 0 | -1.00 [-1.00, -1.00] | worse |" in text
+    assert "| ComRoPE-LD | APE | 1 | +2.00 [+2.00, +2.00] | **better** |" in text
+    assert "| ComRoPE-LD | APE | 0 | -1.00 [-1.00, -1.00] | **worse** |" in text
     assert "| comrope-torus (all commuting) | APE | 1 | +0.00 [+0.00, +0.00] | undecided |" in text
     assert "| ComRoPE-LD | 1 | 61.3 ± 4.0 | 71.3 ± 4.0 | 66.3 ± 4.0 |" in text
+
+
+def test_what_is_decided_only_by_itself_is_not_bold():
+    """Two differences of five seeds each, of which neither is sure enough to be asked with the
+    other; one of another row does not count."""
+    noise = (1.0, -1.0, 0.5, -0.5, 0.0)
+
+    def cell(method, level, spread):
+        by_seed = {s: level + spread * noise[s] for s in range(5)}
+        return cell_of({s: {"8": value, "16": value} for s, value in by_seed.items()}, method)
+
+    cells = [cell("ape", 50, 0), cell("comrope-ld", 51.1, 1), cell("comrope-ap", 9, 0)]
+    text, alone = table(results_of(cells)), "+1.10 [+0.12, +2.08] | better"
+    assert f"| ComRoPE-LD | APE | 1 | {alone} | {alone} |" in text
+    assert "| ComRoPE-AP | APE | 1 | -41.00 [-41.00, -41.00] | **worse** |" in text
 
 
 def test_the_table_says_what_it_was_validated_on():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import ttest_rel
+from scipy.stats import t, ttest_rel
 
-from comrope.experiments.studies.paired import Difference, by_seed, compare
+from comrope.experiments.studies.paired import Difference, by_seed, compare, decided_together
 from experiments.results import cell_of
 
 settings.register_profile("comrope", deadline=None, max_examples=25, derandomize=True)
@@ -34,6 +34,7 @@ def test_it_is_the_paired_t_test_of_scipy():
     low, high = expected.confidence_interval(0.95)
     found = compare(cell(mine), cell(other), ["16"])
     assert found == pytest.approx((expected._estimate, low, high, 5))
+    assert found.chance == pytest.approx(expected.pvalue)
 
 
 def test_of_two_seeds_by_hand():
@@ -89,3 +90,31 @@ def test_what_moves_both_changes_nothing(pairs, shift):
     """Seed by seed too: a seed that is hard for both is no difference."""
     moved = [(a + shift * seed, b + shift * seed) for seed, (a, b) in enumerate(pairs)]
     assert of_pairs(moved) == pytest.approx(of_pairs(pairs), abs=1e-9, rel=1e-6)
+
+
+def with_chance(p: float) -> Difference:
+    """Of five seeds, one in 1 / p of which would be chance."""
+    mean = float(t.isf(p / 2, 4))
+    reach = float(t.isf(0.025, 4))
+    return Difference(mean, mean - reach, mean + reach, 5)
+
+
+def test_asked_at_once_the_surest_comes_first_and_one_that_fails_ends_it():
+    """By hand, of four at 5 %: 0.0125, 0.0167, 0.025, 0.05 are the thresholds, in order."""
+    found = [with_chance(p) for p in (0.024, 0.001, 0.03, 0.016)]
+    assert [each.verdict for each in found] == ["better"] * 4
+    assert decided_together(found) == [True, True, True, True]
+    found[0] = with_chance(0.026)  # the third, which ends it, though the fourth would have passed
+    assert decided_together(found) == [False, True, False, True]
+    assert decided_together([*found, None, with_chance(0.9)]) == [False, True] + [False] * 4
+
+
+def test_one_seed_and_no_difference_are_never_decided():
+    assert decided_together([Difference(80, None, None, 1), Difference(0, 0, 0, 3)]) == [False] * 2
+    assert decided_together([Difference(2, 2, 2, 3)]) == [True]
+
+
+@given(pairs=several)
+def test_alone_it_is_what_the_interval_says(pairs):
+    found = of_pairs(pairs)
+    assert decided_together([found]) == [found.verdict != "undecided"]

@@ -162,18 +162,14 @@ def row_key(row: Cell) -> str:
 
 def full_rows() -> list[Cell]:
     """With all that can be added to a rotation; how near heads look is searched like the rest."""
-    first = dict(next(iter(ADDED.values())))
-    return [
-        Cell(m, fields=tuple(first.items()), name=_with_more_and_more(Cell(m))[-1].name)
-        for m in TAKE_MORE
-    ]
+    return [replace(row, fields=tuple(ADDED["values too"].items())) for row in _unsearched_full()]
 
 
 def tuned(row: Cell, preset: Preset) -> Cell:
     """With the fields that a search at this scale found, if there was one."""
     own = _found(row_key(row), preset)
-    if not own and row.name in [full.name for full in full_rows()]:
-        own = dict(_with_more_and_more(Cell(row.method))[-1].fields)
+    if not own:  # heads that look near have to begin somewhere
+        own = next((dict(full.fields) for full in _unsearched_full() if full.name == row.name), {})
     return _with(row, {**_found(EVERY, preset), **own})
 
 
@@ -198,6 +194,10 @@ def _with_more_and_more(row: Cell) -> list[Cell]:
         row = _with(row, more, name=f"{name}, {what}")
         found.append(row)
     return found
+
+
+def _unsearched_full() -> list[Cell]:
+    return [_with_more_and_more(Cell(method))[-1] for method in TAKE_MORE]
 
 
 def _around(row: Cell, recipe: Config) -> list[Cell]:

@@ -23,7 +23,7 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.paired import Difference, compare
+from comrope.experiments.studies.paired import Difference, compare, decided_together
 
 __all__ = ["CAUTION", "Pair", "brief", "figure", "how_much_added", "paired", "pairs", "table"]
 
@@ -35,7 +35,10 @@ CAUTION = (
     "stands for itself, and of twenty without a difference one would show some.\n\n"
 )
 
-
+TOGETHER = (
+    "In bold, what remains when all differences of one of ours in this table are asked at once "
+    "(Holm's correction).\n\n"
+)
 EXPLAINED = (
     "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
     "is rotated back. *Values and near*: and heads look near at the start of training.\n\n"
@@ -88,16 +91,17 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
     header = ["method", "over", "σ", *(["seeds"] if uneven else [])]
     header += [f"{usual_size(results)} px", "", "mean over resolutions", ""]
     alone = not all_share_noise(results)  # what is said of a row that shares its noise
+    together = _together(found)
     lines = [
         [
             label(pair.mine, settings=alone),
             label(pair.other, settings=alone),
             f"{pair.mine['perturbation']:g}",
             *([str(pair.mean.seeds if pair.mean else 0)] if uneven else []),
-            *interval(pair.trained),
-            *interval(pair.mean),
+            *interval(pair.trained, bold=together[number, "trained"]),
+            *interval(pair.mean, bold=together[number, "mean"]),
         ]
-        for pair in found
+        for number, pair in enumerate(found)
     ]
     unlike = any(
         pair.mine["method"] != pair.other["method"]
@@ -105,7 +109,18 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
         for pair in found
     )
     said = UNLIKE if unlike else ""
-    return f"{text}\n{CAUTION}{said}{rows(header, lines)}"
+    sure = TOGETHER if any(together.values()) else ""
+    return f"{text}\n{CAUTION}{sure}{said}{rows(header, lines)}"
+
+
+def _together(found: Sequence[Pair]) -> dict[tuple[int, str], bool]:
+    """Whether a difference remains among all of the same row: by its number and what it is of."""
+    sure: dict[tuple[int, str], bool] = {}
+    for mine in {id(pair.mine) for pair in found}:
+        own = [n for n, pair in enumerate(found) if id(pair.mine) == mine]
+        keys = [(n, what) for n in own for what in ("trained", "mean")]
+        sure |= zip(keys, decided_together([getattr(found[n], w) for n, w in keys]), strict=True)
+    return sure
 
 
 def brief(results: dict[str, Any]) -> str:

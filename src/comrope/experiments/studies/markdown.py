@@ -103,14 +103,14 @@ def validated_on(results: dict[str, Any]) -> str:
     return f"on {share:g} of the training images, which were kept out of training"
 
 
-def interval(difference: Difference | None) -> list[str]:
+def interval(difference: Difference | None, *, bold: bool = False) -> list[str]:
     """Two columns: the difference in points with its interval, and what that allows to say."""
     if difference is None:
         return ["–", "–"]
     text = f"{difference.mean:+.2f}"
     if difference.low is not None:
         text += f" [{difference.low:+.2f}, {difference.high:+.2f}]"
-    return [text, difference.verdict]
+    return [text, f"**{difference.verdict}**" if bold else difference.verdict]
 
 
 def fields_said(fields: dict[str, Any]) -> str:
