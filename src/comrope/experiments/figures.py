@@ -13,7 +13,17 @@ from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
-__all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "of_method", "resolutions", "save"]
+__all__ = [
+    "STYLES",
+    "curve",
+    "draw",
+    "histogram",
+    "new_figure",
+    "of_method",
+    "resolutions",
+    "save",
+    "style_among",
+]
 
 # A colour and a mark for each method, the same in every figure; told apart without colour too.
 STYLES: dict[str, dict[str, Any]] = {
@@ -98,6 +108,16 @@ def of_method(cell: dict[str, Any], _: int = 0) -> dict[str, Any]:
     return {**STYLES[cell["method"]], "label": named(cell)}
 
 
+def style_among(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """A method's colour and mark; what shares them with rows before it is hollow, and dashed or,
+    after another such row, dotted."""
+    names = [named(each) for each in cells if each["method"] == cell["method"]]
+    before = [*dict.fromkeys(names)].index(named(cell))
+    if not before:
+        return of_method(cell)
+    return of_method(cell) | {"linestyle": "--" if before == 1 else ":", "markerfacecolor": "white"}
+
+
 def _classification(results: dict[str, Any]) -> Any:
     sigmas = sorted({cell["perturbation"] for cell in results["cells"]}, reverse=True)
     figure, axes = new_figure(len(sigmas) + 1)
@@ -133,9 +153,9 @@ def _classification(results: dict[str, Any]) -> Any:
 def _offset(results: dict[str, Any]) -> Any:
     figure, axes = new_figure(1, width=7.0)
     axis = axes[0, 0]
-    for number, cell in enumerate(results["cells"]):
+    for cell in results["cells"]:
         xs = [float(x) for x in cell["offset"]]
-        style = of_method(cell, number)
+        style = style_among(cell, results["cells"])
         curve(axis, xs, list(cell["offset"].values()), **style)
     axis.set(xlabel="ρ, image widths", ylabel="top-1 accuracy, %")
     axis.set_title(f"Accuracy when the coordinates of every image are moved by N(0, ρ²)\n"
