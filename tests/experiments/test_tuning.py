@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -10,8 +12,10 @@ from comrope.experiments.evaluate import build_model
 from comrope.experiments.figures import save
 from comrope.experiments.studies import PRESETS, STUDIES, ablation, beyond, tuning
 from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.reproduce import Asked, gathered
 from experiments.results import cell_of, results_of
 
+ROOT = Path(__file__).parent.parent.parent
 TINY = ["model.name=vit_nano_patch4_12", "evaluate.resolutions=12"]
 ROWS = {beyond.row_key(row): row for row in beyond.ROWS}
 FULL = {row.name: row for row in beyond.full_rows()}
@@ -92,7 +96,19 @@ def test_a_row_with_all_that_can_be_added_is_searched_like_the_others(monkeypatc
     cells = {c.name: dict(c.fields) for c in STUDIES["comparison"].cells(PRESETS["small"])}
     assert cells["vanilla RoPE, values and near"] == {"model.rotate_values": True, **found}
     unsearched = cells["comrope-torus, values and near"]
-    assert unsearched == {"model.rotate_values": True, "model.near": 4.0, **beyond.STARTING_NEAR}
+    assert unsearched["model.near"] == 4.0
+    bases = {fields["model.base"] for name, fields in cells.items() if "near" in name}
+    assert bases == {10.0, 100.0}  # those that were not searched have one and the same
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_what_rows_have_is_what_the_trials_that_are_kept_have_found(preset):
+    results = ROOT / "results"
+    found = gathered(Asked("tuning", preset), results / "runs", "")
+    kept = {key: fields for key, fields in
+            beyond.packaged("tuned.yaml")[PRESETS[preset].recipe].items() if fields}  # fmt: skip
+    assert kept
+    assert tuning.best(found) == kept
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from comrope.experiments.studies.beyond import (
     LearnedAngles,
     Tuning,
     Values,
-    full_rows,
     tuned,
 )
 from comrope.experiments.studies.cells import (
@@ -33,12 +32,11 @@ class Classification(Study):
 
 
 class Moved(Study):
-    """Rows of the comparison with noise, as they are, and that of ours with all that can be added,
-    their coordinates changed: not absolute ones, which end where images do."""
+    """Rows of the comparison with noise, as they are, their coordinates changed: not absolute ones,
+    which end where images do."""
 
     def cells(self, preset: Preset) -> list[Cell]:
-        rows = [Cell(m) for m in preset.methods if m != "ape"]
-        return [tuned(row, preset) for row in (*rows, full_rows()[-1])]
+        return [tuned(Cell(m), preset) for m in preset.methods if m != "ape"]
 
 
 class BlockSize(Study):

@@ -1,7 +1,8 @@
 """Studies that the paper does not have: a comparison, the search before it, and what matters.
 
-The comparison gives every method the settings that a search found for it, with as many trials for
-each, on training images that were held out: the validation set has no part in any choice.
+The comparison gives every row the settings that a search found for it, with as many trials for
+each, on training images that were held out: the validation set has no part in any choice. What was
+not searched at a scale has the recipe's settings, or those of trials at another.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.studies.cells import LABELS, Cell, Preset, Study, packaged
 
 __all__ = [
+    "ADDED",
     "EVERY",
     "OURS",
     "ROWS",
@@ -23,6 +25,7 @@ __all__ = [
     "LearnedAngles",
     "Tuning",
     "Values",
+    "full_rows",
     "row_key",
     "tuned",
 ]
@@ -39,14 +42,10 @@ ROWS = (
     *map(Cell, OURS),
 )
 CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothing to it
-# What can be added to any rotation, one upon the other.
-ADDED: dict[str, dict[str, Any]] = {
-    "values too": {"model.rotate_values": True},
-    "values and near": {"model.near": 4.0},
-}
+# What can be added to any rotation: values that turn, and heads that start near.
 TAKE_MORE = ("rope", "rope-mixed", "liere", OURS[-1])
-# How learned angles start and learn when heads start near, where that was not searched.
-STARTING_NEAR = {"model.init": "rope", "model.base": 100.0, "optim.angle_lr_scale": 10.0}
+ADDED = ("model.rotate_values", "model.near")
+VALUES_TOO: dict[str, Any] = {"model.rotate_values": True}
 # Where all rotations start in the study of what is added: with the same frequencies.
 ALIKE: dict[str, Any] = {"model.init": "turned", "model.base": 100.0}
 HELD_OUT = 0.2
@@ -105,12 +104,17 @@ class Comparison(Decisive):
 
 
 class Values(Decisive):
-    """Rotations that start alike, as they are, and with what can be added to each. Nothing of it is
-    searched: what differs is what is added, and the method."""
+    """Rotations that start alike, as they are, and with what can be added to each, one upon the
+    other; nothing is searched."""
 
     def cells(self, preset: Preset) -> list[Cell]:
-        plain = [_alike(m) for m in TAKE_MORE if m in preset.methods]
-        return [cell for row in plain for cell in (row, *_with_more_and_more(row))]
+        found = []
+        for method in (m for m in TAKE_MORE if m in preset.methods):
+            taken = [name for name in ALIKE if method != "rope" or name != "model.init"]
+            row = _with(Cell(method), {name: ALIKE[name] for name in taken})
+            more = _with(row, VALUES_TOO, name=f"{_short(method)}, values too")
+            found += [row, more, _with(more, _near(method), name=_full_name(method))]
+        return found
 
 
 class HeldOut(Study):
@@ -162,14 +166,14 @@ def row_key(row: Cell) -> str:
 
 def full_rows() -> list[Cell]:
     """With all that can be added to a rotation; how near heads look is searched like the rest."""
-    return [replace(row, fields=tuple(ADDED["values too"].items())) for row in _unsearched_full()]
+    return [_with(Cell(m), VALUES_TOO, name=_full_name(m)) for m in TAKE_MORE]
 
 
 def tuned(row: Cell, preset: Preset) -> Cell:
     """With the fields that a search at this scale found, if there was one."""
     own = _found(row_key(row), preset)
-    if not own:  # heads that look near have to begin somewhere
-        own = next((dict(full.fields) for full in _unsearched_full() if full.name == row.name), {})
+    if not own and VALUES_TOO.items() <= dict(row.fields).items():
+        own = _near(row.method)
     return _with(row, {**_found(EVERY, preset), **own})
 
 
@@ -181,23 +185,19 @@ def _with(row: Cell, fields: Mapping[str, Any], **changes: Any) -> Cell:
     return replace(row, fields=tuple({**dict(row.fields), **fields}.items()), **changes)
 
 
-def _alike(method: str) -> Cell:
-    taken = [name for name in ALIKE if method != "rope" or name != "model.init"]
-    return _with(Cell(method), {name: ALIKE[name] for name in taken})
+def _near(method: str) -> dict[str, Any]:
+    """How heads that start near do, where that is not searched. Learned angles start as vanilla
+    RoPE then, and learn faster: which trials with torus had suggested."""
+    learned = {"model.init": "rope", "optim.angle_lr_scale": 10.0} if method != "rope" else {}
+    return {"model.near": 4.0, "model.base": 100.0, **learned}
 
 
-def _with_more_and_more(row: Cell) -> list[Cell]:
-    found, name = [], LABELS[row.method].split(" (")[0]
-    for what, fields in ADDED.items():
-        learned = "model.near" in fields and row.method != "rope"
-        more = {**fields, **(STARTING_NEAR if learned else {})}
-        row = _with(row, more, name=f"{name}, {what}")
-        found.append(row)
-    return found
+def _short(method: str) -> str:
+    return LABELS[method].split(" (")[0]
 
 
-def _unsearched_full() -> list[Cell]:
-    return [_with_more_and_more(Cell(method))[-1] for method in TAKE_MORE]
+def _full_name(method: str) -> str:
+    return f"{_short(method)}, values and near"
 
 
 def _around(row: Cell, recipe: Config) -> list[Cell]:
@@ -218,7 +218,7 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
     if row.method == "comrope-torus":
         changes["basis learns at a tenth of the rate"] = {"optim.basis_lr_scale": 0.1}
         changes["basis fixed"] = {"optim.basis_lr_scale": 0.0}
-    name = LABELS[row.method].split(" (")[0]
+    name = _short(row.method)
     changed = [_with(row, fields, name=f"{name}, {what}") for what, fields in changes.items()]
     silent = replace(row, perturbation=0.0, name=f"{name}, no noise")
     own = row.config(recipe, 0)

@@ -15,19 +15,13 @@ from comrope.experiments.studies.markdown import (
     interval,
     label,
     named,
-    number,
-    over_views,
     rows,
-    seeds_said,
     spread_said,
     usual_size,
-    validated_on,
 )
 from comrope.experiments.studies.paired import Difference, compare, decided_together
 
-__all__ = ["CAUTION", "Pair", "brief", "figure", "how_much_added", "paired", "pairs", "table"]
-
-FIELDS_ADDED = [name for fields in ADDED.values() for name in fields]
+__all__ = ["CAUTION", "Pair", "figure", "how_much_added", "paired", "pairs", "table"]
 
 CAUTION = (
     "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
@@ -36,16 +30,18 @@ CAUTION = (
 )
 
 TOGETHER = (
-    "In bold, what remains when all differences of one of ours in this table are asked at once "
-    "(Holm's correction).\n\n"
+    "In bold, what remains when all differences of the table are asked at once (Holm's "
+    "correction).\n\n"
 )
 EXPLAINED = (
     "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
-    "is rotated back. *Values and near*: and heads look near at the start of training.\n\n"
+    "is rotated back. *Values and near*: and heads look near at the start of training; learned "
+    "angles then start and learn as the settings below say.\n\n"
 )
 UNLIKE = (
-    "What is added to one of ours can be added to any rotation: over a baseline that has as much, "
-    "a difference is the method's; over one that has less, that of all there is.\n\n"
+    "What is added to one of ours can be added to any rotation: a difference over a baseline that "
+    "has as much is that of the method and its settings, one over a baseline that has less that of "
+    "all there is.\n\n"
 )
 
 
@@ -77,7 +73,7 @@ def pairs(results: dict[str, Any]) -> list[Pair]:
 
 def how_much_added(cell: dict[str, Any]) -> int:
     """Of what can be added to any rotation."""
-    return sum(name in cell["fields"] for name in FIELDS_ADDED)
+    return sum(name in cell["fields"] for name in ADDED)
 
 
 def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
@@ -91,73 +87,25 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
     header = ["method", "over", "σ", *(["seeds"] if uneven else [])]
     header += [f"{usual_size(results)} px", "", "mean over resolutions", ""]
     alone = not all_share_noise(results)  # what is said of a row that shares its noise
-    together = _together(found)
+    sure = decided_together([each for pair in found for each in (pair.trained, pair.mean)])
     lines = [
         [
             label(pair.mine, settings=alone),
             label(pair.other, settings=alone),
             f"{pair.mine['perturbation']:g}",
             *([str(pair.mean.seeds if pair.mean else 0)] if uneven else []),
-            *interval(pair.trained, bold=together[number, "trained"]),
-            *interval(pair.mean, bold=together[number, "mean"]),
+            *interval(pair.trained, bold=at_size),
+            *interval(pair.mean, bold=on_mean),
         ]
-        for number, pair in enumerate(found)
+        for pair, at_size, on_mean in zip(found, sure[::2], sure[1::2], strict=True)
     ]
     unlike = any(
         pair.mine["method"] != pair.other["method"]
         and how_much_added(pair.mine) != how_much_added(pair.other)
         for pair in found
     )
-    said = UNLIKE if unlike else ""
-    sure = TOGETHER if any(together.values()) else ""
-    return f"{text}\n{CAUTION}{sure}{said}{rows(header, lines)}"
-
-
-def _together(found: Sequence[Pair]) -> dict[tuple[int, str], bool]:
-    """Whether a difference remains among all of the same row: by its number and what it is of."""
-    sure: dict[tuple[int, str], bool] = {}
-    for mine in {id(pair.mine) for pair in found}:
-        own = [n for n, pair in enumerate(found) if id(pair.mine) == mine]
-        keys = [(n, what) for n in own for what in ("trained", "mean")]
-        sure |= zip(keys, decided_together([getattr(found[n], w) for n, w in keys]), strict=True)
-    return sure
-
-
-def brief(results: dict[str, Any]) -> str:
-    """For a reader with two minutes: every row with noise, and how far that of ours which has the
-    most is ahead of it."""
-    every, size = [str(r) for r in results["resolutions"]], usual_size(results)
-    sigma = max(cell["perturbation"] for cell in results["cells"])
-    cells = [c for c in results["cells"] if c["method"] == "none" or c["perturbation"] == sigma]
-    ours = [cell for cell in cells if cell["method"] in OURS]
-    most = max(ours, key=how_much_added, default=None)
-    lines = [
-        [
-            label(cell, settings=not all_share_noise(results)),
-            number(cell["top1"][size], 1),
-            number(over_views(cell, every), 1),
-            *([] if most is None else _ahead(results, most, cell)),
-        ]
-        for cell in cells
-    ]
-    header = ["method", f"{size} px", f"mean of {len(every)} resolutions"]
-    if most is not None:
-        name = named(most).split(" (")[0]
-        header += [f"{name} over it, {size} px", "mean"]
-    return f"Top-1, %, {validated_on(results)}: {results['data']}.{_of_seeds(results)}\n\n" + rows(
-        header, lines
-    )
-
-
-def _ahead(results: dict[str, Any], most: dict[str, Any], cell: dict[str, Any]) -> list[str]:
-    found = paired(results, most, cell)
-    return [interval(None if cell is most else each)[0] for each in (found.trained, found.mean)]
-
-
-def _of_seeds(results: dict[str, Any]) -> str:
-    said = seeds_said(results)
-    told = f" Mean ± standard deviation of {said}; differences with 95 % intervals, seed by seed."
-    return " One seed." if said == "one seed" else told
+    said = (TOGETHER if any(sure) else "") + (UNLIKE if unlike else "")
+    return f"{text}\n{CAUTION}{said}{rows(header, lines)}"
 
 
 def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:

@@ -14,14 +14,14 @@ from pathlib import Path
 from comrope.experiments import figures
 from comrope.experiments.checkpoint import write_atomically
 from comrope.experiments.errors import UserError
-from comrope.experiments.studies import comparison, tables
+from comrope.experiments.studies import brief, tables
 from comrope.experiments.studies.gathering import NothingThere
 from comrope.experiments.studies.reproduce import Asked, gathered
 
 __all__ = ["report"]
 
 BEGINS = "<!-- reproduce "
-BRIEF, BRIEFLY = " --brief", {"comparison": comparison.brief}
+BRIEF, BRIEFLY = "--brief", {"comparison": brief.table}
 MARKED = re.compile(rf"{BEGINS}(?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
 PICTURES = "images"  # beside the document
 
@@ -51,12 +51,13 @@ def report(document: Path, out: Path) -> list[str]:
 
 
 def _section(said: str, asked: Asked, document: Path, out: Path) -> str:
-    command = f"comrope reproduce {said.removesuffix(BRIEF)}"
+    words = said.split(" ")
+    command = f"comrope reproduce {' '.join(word for word in words if word != BRIEF)}"
     try:
         results = gathered(asked, out / "runs", command)
     except NothingThere:
         return f"Not run yet: `{command}`.\n"
-    if said.endswith(BRIEF):
+    if BRIEF in words:
         return tables.below(BRIEFLY[asked.name](results), results)
     picture = f"results-{asked.folder}{'' if asked.preset == 'small' else '-' + asked.preset}.png"
     figures.draw(asked.name, results, document.parent / PICTURES / picture)
@@ -66,9 +67,11 @@ def _section(said: str, asked: Asked, document: Path, out: Path) -> str:
 
 def _asked(said: str) -> Asked:
     """What a mark says, in the words of the command line."""
-    name, *words = shlex.split(said.removesuffix(BRIEF))
-    if said.endswith(BRIEF) and name not in BRIEFLY:
-        raise UserError(f"mark: expected --brief of {', '.join(BRIEFLY)} only, got {name}")
+    name, *words = shlex.split(said)
+    if BRIEF in words:
+        if name not in BRIEFLY:
+            raise UserError(f"mark: expected {BRIEF} of {', '.join(BRIEFLY)} only, got {name}")
+        words.remove(BRIEF)
     options, fields = {"preset": "small"}, []
     while words:
         word = words.pop(0)

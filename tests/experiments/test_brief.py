@@ -1,0 +1,70 @@
+"""The comparison as a stranger reads it: short, and with what flatters nobody."""
+
+from __future__ import annotations
+
+from comrope.experiments.studies import brief
+from experiments.results import cell_of, results_of
+
+BOTH = {"model.rotate_values": True, "model.near": 4.0}
+
+
+def cell(method: str, level: float, seeds: int = 3, **about) -> dict:
+    """At 16 px higher by two; seeds differ more than methods do."""
+    top1 = {s: {"8": level + 5 * s, "16": level + 5 * s + 2} for s in range(seeds)}
+    return cell_of(top1, method, **about)
+
+
+def full(method: str, level: float, **about) -> dict:
+    return cell(method, level, name=f"{method}, values and near", fields=BOTH, **about)
+
+
+def lines(cells: list[dict], **about) -> dict[str, list[str]]:
+    text = brief.table(results_of(cells, **about))
+    found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {name: row for name, *row in found}
+
+
+CELLS = [
+    cell("ape", 40),
+    cell("ape", 90, perturbation=0.0),
+    cell("rope", 41, name="vanilla RoPE, relative units"),
+    cell("rope", 43, name="vanilla RoPE, patch units"),
+    cell("comrope-torus", 42),
+    full("rope", 47),
+    full("comrope-torus", 46),
+    cell("none", 30, perturbation=0.0),
+]
+
+
+def test_every_method_stands_as_it_is_and_with_what_can_be_added():
+    rows = lines(CELLS)
+    assert rows["method"] == [
+        "16 px", "mean", "with both, 16 px", "mean", "ours over it", "over it with both"
+    ]  # fmt: skip
+    assert rows["APE"] == ["47.0 ± 5.0", "46.0 ± 5.0", "–", "–", "**+6.00 [+6.00, +6.00]**", "–"]
+    assert rows["vanilla RoPE, relative units"][2:4] == ["–", "–"]
+    assert rows["vanilla RoPE, patch units"] == [
+        "50.0 ± 5.0", "49.0 ± 5.0", "54.0 ± 5.0", "53.0 ± 5.0",
+        "**+3.00 [+3.00, +3.00]**", "**-1.00 [-1.00, -1.00]**",
+    ]  # fmt: skip
+    ours = rows["comrope-torus (all commuting)"]
+    assert ours[2:] == ["53.0 ± 5.0", "52.0 ± 5.0", "**+4.00 [+4.00, +4.00]**", "–"]
+    assert rows["no positions"][4] == "**+16.00 [+16.00, +16.00]**"
+    assert len(rows) == 1 + 5 + 1
+
+
+def test_what_the_numbers_are_is_said():
+    text = brief.table(results_of(CELLS, missing=["LieRE"]))
+    assert "σ = 1" in text
+    assert "any rotation can have that" in text
+    assert "Mean ± standard deviation of 3 seeds." in text
+    assert text.endswith("Not run yet: LieRE.\n")
+    one = brief.table(results_of([cell("ape", 1, seeds=1), full("comrope-torus", 2, seeds=1)]))
+    assert "One seed." in one
+    assert "| +1.00 |" in one
+
+
+def test_without_one_of_ours_that_has_it_nothing_is_ahead():
+    rows = lines([cell("ape", 40), cell("comrope-torus", 42), full("rope", 47)])
+    assert rows["method"] == ["16 px", "mean", "with both, 16 px", "mean"]
+    assert rows["comrope-torus (all commuting)"] == ["49.0 ± 5.0", "48.0 ± 5.0", "–", "–"]
