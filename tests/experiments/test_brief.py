@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from comrope.experiments.figures import save
 from comrope.experiments.studies import brief
 from experiments.results import cell_of, results_of
 
@@ -59,9 +60,18 @@ def test_what_the_numbers_are_is_said():
     assert "any rotation can have that" in text
     assert "Mean ± standard deviation of 3 seeds." in text
     assert text.endswith("Not run yet: LieRE.\n")
-    one = brief.table(results_of([cell("ape", 1, seeds=1), full("comrope-torus", 2, seeds=1)]))
+    methods = [cell("ape", 1, seeds=1), cell("comrope-torus", 0, seeds=1)]
+    one = brief.table(results_of([*methods, full("comrope-torus", 2, seeds=1)]))
     assert "One seed." in one
     assert "| +1.00 |" in one
+
+
+def test_a_picture_has_a_mark_for_each_of_both(tmp_path):
+    drawing = brief.figure(results_of(CELLS))
+    (axis,) = drawing.axes
+    assert len(axis.containers) == 8 - 1  # what has no noise is not there
+    assert next(text.get_text() for text in axis.get_yticklabels()) == "APE"
+    save(drawing, tmp_path / "brief.png")
 
 
 def test_without_one_of_ours_that_has_it_nothing_is_ahead():

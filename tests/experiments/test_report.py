@@ -79,16 +79,19 @@ def test_a_run_that_changes_changes_the_document(written):
     assert written.read_text() != before
 
 
-def test_a_brief_mark_has_a_short_table_and_no_picture(written):
+def test_a_brief_mark_has_a_short_table_and_its_picture_where_it_says(written):
     out = written.parent.parent / "results"
-    written.write_text("<!-- reproduce comparison --brief --seeds 2 -->\n<!-- end -->\n")
+    mark = "comparison --brief pictures/short.png --seeds 2"
+    written.write_text(f"<!-- reproduce {mark} -->\n<!-- end -->\n")
     report(written, out)
     text = written.read_text()
     assert "| APE | 60.6 ± 0.7 |" in text
     assert "`comrope reproduce comparison --seeds 2`, GPU" in text
-    assert not (written.parent / "images").exists()
+    assert "(pictures/short.png)" in text
+    assert [p.name for p in written.parent.rglob("*.png")] == ["short.png"]
+    before = everything(written.parent)
     report(written, out)
-    assert written.read_text() == text
+    assert everything(written.parent) == before
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_brief_mark_has_a_short_table_and_no_picture(written):
         ("comparison --size 3", "mark: expected --preset, .* got --size"),
         ("comparison --seeds two", "mark: expected a number of --seeds, got 'two'"),
         ("cost", "mark: the study cost has no runs"),
-        ("video --brief", "mark: expected --brief of comparison only, got video"),
+        ("video --brief a.png", "mark: expected --brief of comparison only, got video"),
     ],
 )
 def test_marks_that_mean_nothing_are_named_and_nothing_is_written(written, mark, message):

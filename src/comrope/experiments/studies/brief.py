@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from comrope.experiments.figures import STYLES, new_figure
 from comrope.experiments.studies.beyond import OURS
 from comrope.experiments.studies.comparison import how_much_added
 from comrope.experiments.studies.markdown import (
@@ -20,21 +21,14 @@ from comrope.experiments.studies.markdown import (
 )
 from comrope.experiments.studies.paired import compare, decided_together
 
-__all__ = ["table"]
+__all__ = ["figure", "table"]
 
 Cell = dict[str, Any]
 
 
 def table(results: dict[str, Any]) -> str:
-    """A row a method, with noise; if one of ours has what can be added, how far it is ahead."""
-    sigma = max(cell["perturbation"] for cell in results["cells"])
-    cells = [c for c in results["cells"] if c["method"] == "none" or c["perturbation"] == sigma]
-    plain, full = ([c for c in cells if bool(how_much_added(c)) == more] for more in (False, True))
-    # Of the two readings of vanilla RoPE, both of one method, it is the second that has more.
-    last = {cell["method"]: cell for cell in plain}
-    with_more = {id(last[cell["method"]]): cell for cell in full if cell["method"] in last}
-    pairs = [(cell, with_more.get(id(cell))) for cell in plain]
-    ours = next((cell for cell in reversed(full) if cell["method"] in OURS), None)
+    """A row a method; if one of ours has what can be added, how far it is ahead."""
+    pairs = _pairs(results)
     size, every = usual_size(results), [str(r) for r in results["resolutions"]]
     alone = not all_share_noise(results)
 
@@ -47,11 +41,12 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         [label(cell, settings=alone), *accuracy(cell), *accuracy(more)] for cell, more in pairs
     ]
-    told = _told(results, cells, sigma)
+    told = _told(results, pairs)
+    ours = next((more for cell, more in reversed(pairs) if more and cell["method"] in OURS), None)
     if ours is not None:
         header += ["ours over it", "over it with both"]
-        others = [c if c is not ours else None for pair in pairs for c in pair]
-        found = [None if c is None else compare(ours, c, every) for c in others]
+        others = [cell if cell is not ours else None for pair in pairs for cell in pair]
+        found = [None if cell is None else compare(ours, cell, every) for cell in others]
         said = [
             f"**{interval(each)[0]}**" if sure else interval(each)[0]
             for each, sure in zip(found, decided_together(found), strict=True)
@@ -66,8 +61,46 @@ def table(results: dict[str, Any]) -> str:
     return f"{text}\nNot run yet: {missing}.\n" if missing else text
 
 
-def _told(results: dict[str, Any], cells: list[Cell], sigma: float) -> str:
+def figure(results: dict[str, Any]) -> Any:
+    """The mean over resolutions, a row a method: as it is, and with what can be added."""
+    pairs, every = _pairs(results), [str(r) for r in results["resolutions"]]
+    drawing, axes = new_figure(1, width=7.6, height=1.3 + 0.33 * len(pairs))
+    axis = axes[0, 0]
+    for row, pair in enumerate(pairs):
+        for more, cell in enumerate(pair):
+            if cell is None:
+                continue
+            found, style = over_views(cell, every), {**STYLES[cell["method"]], "linestyle": "none"}
+            style |= {"markerfacecolor": "white"} if more else {}
+            height = row if pair[1] is None else row - 0.15 + 0.3 * more
+            axis.plot(found["values"], [height] * len(found["values"]), "|", color="0.4", ms=8)
+            axis.errorbar(found["mean"], height, xerr=found["std"], capsize=3, ms=7, **style)
+    axis.set_yticks(range(len(pairs)), [named(cell).split(" (")[0] for cell, _ in pairs])
+    axis.set(xlabel="top-1 accuracy, %, mean over resolutions", ylim=(len(pairs) - 0.5, -0.5))
+    axis.grid(alpha=0.25)
+    axis.set_title(
+        f"{results['data']}\nfilled: as it is; hollow: values turn, and heads start near\n"
+        "strokes: seeds; bars: ± one standard deviation",
+        fontsize=10,
+    )
+    return drawing
+
+
+def _pairs(results: dict[str, Any]) -> list[tuple[Cell, Cell | None]]:
+    """Rows with noise as they are, and each with all that can be added, where there is such."""
+    sigma = max(cell["perturbation"] for cell in results["cells"])
+    cells = [c for c in results["cells"] if c["method"] == "none" or c["perturbation"] == sigma]
+    plain, full = ([c for c in cells if bool(how_much_added(c)) == more] for more in (False, True))
+    # Of the two readings of vanilla RoPE, both of one method, it is the second that has more.
+    last = {cell["method"]: cell for cell in plain}
+    with_more = {id(last[cell["method"]]): cell for cell in full if cell["method"] in last}
+    return [(cell, with_more.get(id(cell))) for cell in plain]
+
+
+def _told(results: dict[str, Any], pairs: list[tuple[Cell, Cell | None]]) -> str:
     """What the numbers are."""
+    cells = [cell for pair in pairs for cell in pair if cell is not None]
+    sigma = max(cell["perturbation"] for cell in cells)
     seeds = seeds_said({"cells": cells})
     seeds = "One seed." if seeds == "one seed" else f"Mean ± standard deviation of {seeds}."
     return (

@@ -70,11 +70,22 @@ def below(text: str, results: dict[str, Any]) -> str:
 
 
 def _settings_said(results: dict[str, Any]) -> str:
-    """Fields that a search has set, row by row."""
-    cells = [cell for cell in results.get("cells", ()) if cell.get("fields")]
-    own = {named(cell): fields_said(cell["fields"]) for cell in cells}
-    told = "; ".join(f"{name}: {fields}" for name, fields in own.items())
-    return f"\nBesides the recipe's settings: {told}.\n" if told else ""
+    """Fields that rows set: those that all have alike, and row by row."""
+    cells = results.get("cells", ())
+    sets = [set(cell.get("fields", {}).items()) for cell in cells]
+    common = set.intersection(*sets) if len(sets) > 1 else set()
+    told = []
+    if common:
+        alike = {
+            name: value for name, value in cells[0]["fields"].items() if (name, value) in common
+        }
+        told.append(f"all rows: {fields_said(alike)}")
+    own = {
+        named(cell): {n: v for n, v in cell.get("fields", {}).items() if (n, v) not in common}
+        for cell in cells
+    }
+    told += [f"{name}: {fields_said(fields)}" for name, fields in own.items() if fields]
+    return f"\nBesides the recipe's settings: {'; '.join(told)}.\n" if told else ""
 
 
 def _body(name: str) -> Callable[[dict[str, Any]], str]:

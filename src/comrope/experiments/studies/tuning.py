@@ -86,7 +86,7 @@ def figure(results: dict[str, Any]) -> Any:
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(alpha=0.25)
     axis.set_title(
-        f"{results['data']} (mean of {seeds_said(results)}; pale: not the best)", fontsize=10
+        f"{results['data']} ({seeds_said(results)} a trial; pale: not the best)", fontsize=10
     )
     return drawing
 
