@@ -135,8 +135,9 @@ def test_the_demo_writes_results_table_and_figure(demo):
     assert "of the paper" not in text
     assert "| vanilla RoPE, patch units | 1 |" in text
     differences = re.findall(r"\| ([^|]+) \| ([^|]+) \| 1 \| [+-][\d.]+ \[.*?\] \| (\w+) \|", text)
-    # Three that are plain over six baselines, and one with all over those and three with as much.
-    assert len(differences) == 3 * 6 + 9
+    # Three that are plain over six baselines, one with all over those and three with as much, and
+    # four with all over themselves without.
+    assert len(differences) == 3 * 6 + 9 + 4
     assert (folder / "figure.png").stat().st_size > 50_000
     mine, other = (next(c for c in results["cells"] if c["method"] == m)
                    for m in ("comrope-ld", "ape"))  # fmt: skip
@@ -198,6 +199,17 @@ def test_what_is_plain_does_not_stand_beside_what_has_more():
     assert ("comrope-torus, full", "rope, full") in beside
     assert ("comrope-torus, full", "ape") in beside
     assert ("", "rope, full") not in beside
+    assert ("comrope-torus, full", "comrope-torus") in beside
+
+
+def test_what_is_added_to_vanilla_rope_is_added_to_it_in_patches():
+    def rope(name, level, **about):
+        return cell_of({0: {"8": level, "16": level}}, "rope", name=name, **about)
+
+    both = {"fields": {"model.rotate_values": True, "model.near": 4.0}}
+    cells = [rope("relative", 1.0), rope("patch", 2.0), rope("full", 4.0, **both)]
+    (found,) = pairs(results_of(cells))
+    assert (found.mine["name"], found.other["name"], found.mean.mean) == ("full", "patch", 2.0)
 
 
 def test_the_words_in_the_table_are_those_of_the_intervals():

@@ -83,11 +83,11 @@ def test_the_table_says_what_values_add_and_what_ours_is_over_the_others(tmp_pat
     ]
     text = values.table(results)
     assert "rotated back" in text
-    assert "over one that has less" not in text
-    assert "over one that has less" in comparison.table(results)
+    assert "over a baseline that has less" not in text
+    assert "over a baseline that has less" in comparison.table(results)
     plain = results_of([cells[0], cells[2]])
     assert "rotated back" not in comparison.table(plain)
-    assert "over one that has less" not in comparison.table(plain)
+    assert "over a baseline that has less" not in comparison.table(plain)
     save(values.figure(results), tmp_path / "figure.png")
 
 

@@ -215,7 +215,7 @@ def _distribution(results: dict[str, Any]) -> Any:
         axes[1, column].set(yscale="log", xlabel="element of an angle matrix")
     axes[0, 0].set_ylabel("density")
     axes[1, 0].set_ylabel("density, logarithmic")
-    figure.suptitle(f"Angle matrices after training (one seed): {results['data']}", fontsize=12)
+    figure.suptitle(f"Angle matrices after training (one seed)\n{results['data']}", fontsize=11)
     return figure
 
 

@@ -21,7 +21,17 @@ from comrope.experiments.studies.markdown import (
 )
 from comrope.experiments.studies.paired import Difference, compare, decided_together
 
-__all__ = ["CAUTION", "Pair", "figure", "how_much_added", "paired", "pairs", "table"]
+__all__ = [
+    "CAUTION",
+    "Pair",
+    "figure",
+    "how_much_added",
+    "more_over_less",
+    "ours_over_others",
+    "paired",
+    "pairs",
+    "table",
+]
 
 CAUTION = (
     "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
@@ -60,6 +70,26 @@ def paired(results: dict[str, Any], mine: dict[str, Any], other: dict[str, Any])
 
 
 def pairs(results: dict[str, Any]) -> list[Pair]:
+    """Ours over baselines; then rows with all that can be added over themselves without."""
+    return [*ours_over_others(results), *more_over_less(results, len(ADDED))]
+
+
+def more_over_less(results: dict[str, Any], by: int) -> list[Pair]:
+    """Rows of one method with the same noise, of which one has so much more added; of two readings
+    of a method, it is the second that has more."""
+    cells, found = results["cells"], []
+    for mine in cells:
+        less = [
+            other
+            for other in cells
+            if mine["method"] == other["method"] and mine["perturbation"] == other["perturbation"]
+            if how_much_added(mine) == how_much_added(other) + by
+        ]
+        found += [paired(results, mine, other) for other in less[-1:]]
+    return found
+
+
+def ours_over_others(results: dict[str, Any]) -> list[Pair]:
     return [
         paired(results, mine, other)
         for mine in results["cells"]

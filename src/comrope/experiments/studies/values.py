@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from comrope.experiments.studies import comparison
-from comrope.experiments.studies.comparison import Pair, how_much_added, paired
+from comrope.experiments.studies.comparison import Pair, how_much_added
 
 __all__ = ["figure", "pairs", "table"]
 
@@ -13,20 +13,12 @@ __all__ = ["figure", "pairs", "table"]
 def pairs(results: dict[str, Any]) -> list[Pair]:
     """First more over less, then ours over baselines that have as much: what is added is no merit
     of a method."""
-    cells = results["cells"]
-    added = [
-        paired(results, mine, other)
-        for mine in cells
-        for other in cells
-        if mine["method"] == other["method"]
-        if how_much_added(mine) == how_much_added(other) + 1
-    ]
     alike = [
         pair
-        for pair in comparison.pairs(results)
+        for pair in comparison.ours_over_others(results)
         if how_much_added(pair.mine) == how_much_added(pair.other)
     ]
-    return [*added, *alike]
+    return [*comparison.more_over_less(results, 1), *alike]
 
 
 def table(results: dict[str, Any]) -> str:
