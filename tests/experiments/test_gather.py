@@ -13,6 +13,7 @@ from comrope.experiments.logs import console
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import seeds_said
 from comrope.experiments.studies.reproduce import reproduce
+from comrope.experiments.studies.tables import table
 from experiments.results import cell_of, finish_runs, results_of
 
 
@@ -145,6 +146,17 @@ def test_moved_images_are_gathered_as_they_are(tmp_path):
         (folder / "offset.json").write_text(json.dumps(known))
     results = gathered(tmp_path, "offset")
     assert results["cells"][0]["offset"]["4"]["values"] == [60.5, 60.5]
+
+
+def test_a_class_token_that_does_not_move_with_its_image_is_told():
+    moved = {"offset": {"0": {"mean": 61.0, "std": None}, "4": {"mean": 50.0, "std": None}}}
+    unrotated = {"fields": {"model.class_position": "unrotated"}}
+    cells = [cell_of({0: {"8": 1.0}}, "rope", **moved, **about) for about in (unrotated, {})]
+    for cell in cells:
+        cell["runs"] = [{"seed": 0, "offset": {"0": 61.0, "4": 50.0}}]
+    text = table("offset", results_of(cells))
+    assert "| vanilla RoPE, class token unrotated | 61.00 | 50.00 | 11.00 |" in text
+    assert "| vanilla RoPE | 61.00 |" in text
 
 
 def test_the_command_line_gathers(tmp_path, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import named, spread_said
+from comrope.experiments.studies.markdown import class_token_said, named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
 __all__ = [
@@ -156,12 +156,13 @@ def _offset(results: dict[str, Any]) -> Any:
     for cell in results["cells"]:
         xs = [float(x) for x in cell["offset"]]
         style = style_among(cell, results["cells"])
+        style["label"] += class_token_said(cell)
         curve(axis, xs, list(cell["offset"].values()), **style)
     axis.set(xlabel="ρ, image widths", ylabel="top-1 accuracy, %")
     axis.set_title(f"Accuracy when the coordinates of every image are moved by N(0, ρ²)\n"
                    f"{results['data']}", fontsize=10)  # fmt: skip
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 

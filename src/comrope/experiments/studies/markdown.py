@@ -12,6 +12,7 @@ from comrope.experiments.studies.paired import Difference, by_seed
 __all__ = [
     "all_share_noise",
     "by_resolution",
+    "class_token_said",
     "counts_of_seeds",
     "fields_said",
     "interval",
@@ -60,6 +61,12 @@ def label(cell: dict[str, Any], *, settings: bool = True) -> str:
     if settings and cell["method"] == "liere" and cell["perturbation"]:
         text += "" if cell["perturbation_per"] == "sample" else " (noise shared by the batch)"
     return f"{text}, not told the time" if cell["timeless"] else text
+
+
+def class_token_said(cell: dict[str, Any]) -> str:
+    """Where images are moved: a class token that is not rotated does not move with them."""
+    where = cell.get("fields", {}).get("model.class_position")
+    return ", class token unrotated" if where == "unrotated" else ""
 
 
 def all_share_noise(results: dict[str, Any]) -> bool:

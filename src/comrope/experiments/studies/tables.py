@@ -9,6 +9,7 @@ from typing import Any
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import (
     by_resolution,
+    class_token_said,
     fields_said,
     interval,
     label,
@@ -135,7 +136,8 @@ def _offset(results: dict[str, Any]) -> str:
         moved = max(
             abs(run["offset"][rho] - run["offset"]["0"]) for run in cell["runs"] for rho in rhos
         )
-        lines.append([label(cell), *(number(curve[rho]) for rho in rhos), f"{moved:.2f}"])
+        name = f"{label(cell)}{class_token_said(cell)}"
+        lines.append([name, *(number(curve[rho]) for rho in rhos), f"{moved:.2f}"])
     header = ["method", *(f"ρ = {rho}" for rho in rhos), "largest change"]
     return (
         f"Top-1 accuracy, %, at {results['trained_at']} px, when the coordinates of every image "
