@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a thread 
     torch.set_num_threads(1)
 if not torch.cuda.is_available():  # before triton is imported: its kernels run interpreted then
     os.environ["TRITON_INTERPRET"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job is born deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
