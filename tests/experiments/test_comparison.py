@@ -207,7 +207,8 @@ def test_what_is_added_to_vanilla_rope_is_added_to_it_in_patches():
         return cell_of({0: {"8": level, "16": level}}, "rope", name=name, **about)
 
     both = {"fields": {"model.rotate_values": True, "model.near": 4.0}}
-    cells = [rope("relative", 1.0), rope("patch", 2.0), rope("full", 4.0, **both)]
+    silent = rope("patch", 3.0, perturbation=0.0)
+    cells = [rope("relative", 1.0), rope("patch", 2.0), silent, rope("full", 4.0, **both)]
     (found,) = pairs(results_of(cells))
     assert (found.mine["name"], found.other["name"], found.mean.mean) == ("full", "patch", 2.0)
 
@@ -233,6 +234,15 @@ def test_what_is_decided_only_by_itself_is_not_bold():
     text, alone = table(results_of(cells)), "+1.10 [+0.12, +2.08] | better"
     assert f"| ComRoPE-LD | APE | 1 | {alone} | {alone} |" in text
     assert "| ComRoPE-AP | APE | 1 | -41.00 [-41.00, -41.00] | **worse** |" in text
+
+
+def test_each_of_the_two_differences_is_bold_by_itself():
+    """Two points at 16 px, always; at 8 px anything, so that the mean is not decided."""
+    anything = (9.0, -9.0, 5.0)
+    mine = {s: {"8": 50 + anything[s], "16": 52.0} for s in range(3)}
+    cells = [cell_of({s: {"8": 50.0, "16": 50.0} for s in range(3)}), cell_of(mine, "comrope-ld")]
+    text = table(results_of(cells))
+    assert "| +2.00 [+2.00, +2.00] | **better** | +1.83 [-9.91, +13.57] | undecided |" in text
 
 
 def test_the_table_says_what_it_was_validated_on():

@@ -13,17 +13,7 @@ from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import class_token_said, named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
-__all__ = [
-    "STYLES",
-    "curve",
-    "draw",
-    "histogram",
-    "new_figure",
-    "of_method",
-    "resolutions",
-    "save",
-    "style_among",
-]
+__all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "of_method", "resolutions", "save"]
 
 # A colour and a mark for each method, the same in every figure; told apart without colour too.
 STYLES: dict[str, dict[str, Any]] = {
@@ -108,16 +98,6 @@ def of_method(cell: dict[str, Any], _: int = 0) -> dict[str, Any]:
     return {**STYLES[cell["method"]], "label": named(cell)}
 
 
-def style_among(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """A method's colour and mark; what shares them with rows before it is hollow, and dashed or,
-    after another such row, dotted."""
-    names = [named(each) for each in cells if each["method"] == cell["method"]]
-    before = [*dict.fromkeys(names)].index(named(cell))
-    if not before:
-        return of_method(cell)
-    return of_method(cell) | {"linestyle": "--" if before == 1 else ":", "markerfacecolor": "white"}
-
-
 def _classification(results: dict[str, Any]) -> Any:
     sigmas = sorted({cell["perturbation"] for cell in results["cells"]}, reverse=True)
     figure, axes = new_figure(len(sigmas) + 1)
@@ -155,7 +135,7 @@ def _offset(results: dict[str, Any]) -> Any:
     axis = axes[0, 0]
     for cell in results["cells"]:
         xs = [float(x) for x in cell["offset"]]
-        style = style_among(cell, results["cells"])
+        style = of_method(cell)
         style["label"] += class_token_said(cell)
         curve(axis, xs, list(cell["offset"].values()), **style)
     axis.set(xlabel="ρ, image widths", ylabel="top-1 accuracy, %")

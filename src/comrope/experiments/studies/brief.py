@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.studies.beyond import OURS
-from comrope.experiments.studies.comparison import how_much_added
+from comrope.experiments.studies.beyond import ADDED, OURS
+from comrope.experiments.studies.comparison import how_much_added, more_over_less
 from comrope.experiments.studies.markdown import (
     all_share_noise,
     interval,
@@ -19,7 +19,7 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.paired import compare, decided_together
+from comrope.experiments.studies.paired import compare
 
 __all__ = ["figure", "table"]
 
@@ -46,15 +46,11 @@ def table(results: dict[str, Any]) -> str:
     if ours is not None:
         header += ["ours over it", "over it with both"]
         others = [cell if cell is not ours else None for pair in pairs for cell in pair]
-        found = [None if cell is None else compare(ours, cell, every) for cell in others]
-        said = [
-            f"**{interval(each)[0]}**" if sure else interval(each)[0]
-            for each, sure in zip(found, decided_together(found), strict=True)
-        ]
+        said = [interval(cell and compare(ours, cell, every))[0] for cell in others]
         lines = [[*line, *said[2 * i : 2 * i + 2]] for i, line in enumerate(lines)]
         told += (
-            f" *Ours*: {named(ours)}; differences of the mean, seed by seed, with 95 % intervals; "
-            "bold, what remains when all of them are asked at once (Holm's correction)."
+            f" *Ours*: {named(ours)}; differences of the mean, seed by seed, with 95 % intervals, "
+            "each by itself."
         )
     missing = "; ".join(results.get("missing") or ())
     text = f"{told}\n\n{rows(header, lines)}"
@@ -90,11 +86,9 @@ def _pairs(results: dict[str, Any]) -> list[tuple[Cell, Cell | None]]:
     """Rows with noise as they are, and each with all that can be added, where there is such."""
     sigma = max(cell["perturbation"] for cell in results["cells"])
     cells = [c for c in results["cells"] if c["method"] == "none" or c["perturbation"] == sigma]
-    plain, full = ([c for c in cells if bool(how_much_added(c)) == more] for more in (False, True))
-    # Of the two readings of vanilla RoPE, both of one method, it is the second that has more.
-    last = {cell["method"]: cell for cell in plain}
-    with_more = {id(last[cell["method"]]): cell for cell in full if cell["method"] in last}
-    return [(cell, with_more.get(id(cell))) for cell in plain]
+    more = more_over_less({**results, "cells": cells}, len(ADDED))
+    with_more = {id(pair.other): pair.mine for pair in more}
+    return [(cell, with_more.get(id(cell))) for cell in cells if not how_much_added(cell)]
 
 
 def _told(results: dict[str, Any], pairs: list[tuple[Cell, Cell | None]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from comrope.experiments.figures import new_figure, resolutions, style_among
+from comrope.experiments.figures import new_figure, of_method, resolutions
 from comrope.experiments.studies.beyond import ADDED, OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
@@ -154,7 +154,7 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
     for column, sigma in enumerate(sigmas):
         top = axes[0, column]
         some = [c for c in cells if c["method"] == "none" or c["perturbation"] == sigma]
-        resolutions(top, results, some, lambda cell, _: style_among(cell, cells))
+        resolutions(top, results, some, lambda cell, _: _style(cell, cells))
         top.set_title(f"perturbation {sigma:g}", fontsize=11)
         top.set_ylabel("top-1 accuracy, %")
         top.sharey(axes[0, 0])
@@ -174,6 +174,16 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
     return drawing
 
 
+def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """A method's colour and mark; what shares them with rows before it is hollow, and dashed or,
+    after another such row, dotted."""
+    names = [named(each) for each in cells if each["method"] == cell["method"]]
+    before = [*dict.fromkeys(names)].index(named(cell))
+    if not before:
+        return of_method(cell)
+    return of_method(cell) | {"linestyle": "--" if before == 1 else ":", "markerfacecolor": "white"}
+
+
 def _lines(found: Sequence[Pair], results: dict[str, Any]) -> list[Line]:
     """What is over others, and below it each of those."""
     alone, lines, before = not all_share_noise(results), [], None
@@ -185,7 +195,7 @@ def _lines(found: Sequence[Pair], results: dict[str, Any]) -> list[Line]:
         if mine != before:
             lines.append(Line(f"{mine}:", {}, None, None))
         before = mine
-        style = {**style_among(pair.mine, cells), "linestyle": "none"}
+        style = {**_style(pair.mine, cells), "linestyle": "none"}
         style.pop("markerfacecolor", None)
         lines.append(Line(f"over {other}", style, pair.trained, pair.mean))
     return lines

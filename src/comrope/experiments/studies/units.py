@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.figures import curve, new_figure, style_among
+from comrope.experiments.figures import curve, new_figure, of_method
 from comrope.experiments.studies.markdown import label, number, rows, spread, spread_said
 
 __all__ = ["figure", "table"]
@@ -44,8 +44,7 @@ def figure(results: dict[str, Any]) -> Any:
         for cell in results["cells"]:
             shares = list(cell["units"])
             means = [_mean(cell, share, some) for share in shares]
-            style = style_among(cell, results["cells"])
-            curve(axis, [float(share) for share in shares], means, **style)
+            curve(axis, [float(share) for share in shares], means, **of_method(cell))
         axis.set(title=title, xlabel="0: relative coordinates, 1: patches")
         axis.grid(alpha=0.25)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
