@@ -46,7 +46,8 @@ def table(results: dict[str, Any]) -> str:
     if ours is not None:
         header += ["ours over it", "over it with both"]
         others = [cell if cell is not ours else None for pair in pairs for cell in pair]
-        said = [interval(cell and compare(ours, cell, every))[0] for cell in others]
+        found = [None if cell is None else compare(ours, cell, every) for cell in others]
+        said = [interval(each)[0] for each in found]
         lines = [[*line, *said[2 * i : 2 * i + 2]] for i, line in enumerate(lines)]
         told += (
             f" *Ours*: {named(ours)}; differences of the mean, seed by seed, with 95 % intervals, "
