@@ -223,6 +223,19 @@ def test_an_ablation_stands_on_what_was_found_and_drops_what_is_no_change(monkey
     assert (random.init, random.base) == ("normal", None)
 
 
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_an_ablation_draws_noise_the_other_way(preset):
+    """Shared by the batch or an image's own: whichever the recipe has not."""
+    recipe = load_recipe(PRESETS[preset].recipe)
+    cells = STUDIES["ablation"].cells(PRESETS[preset])
+    plain = next(cell for cell in cells if cell.method == "comrope-torus" and not cell.name)
+    ways = {plain.config(recipe, 0).train.perturbation_per}
+    changed = [cell for cell in cells if cell.method == plain.method and "noise" in cell.name]
+    changed = [cell.config(recipe, 0).train for cell in changed if cell.perturbation]
+    assert len(changed) == 1
+    assert ways | {changed[0].perturbation_per} == {"batch", "sample"}
+
+
 def test_the_table_of_an_ablation_compares_with_the_method_as_it_is(tmp_path):
     results = results_of(
         [

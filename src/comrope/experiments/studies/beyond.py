@@ -207,6 +207,7 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
         "class token unrotated": {"model.class_position": "unrotated"},
         **STARTS,
         "noise shared by the batch": {"train.perturbation_per": "batch"},
+        "noise of its own for each image": {"train.perturbation_per": "sample"},
         "angles learn at a tenth of the rate": {"optim.angle_lr_scale": scale * 0.1},
         "angles learn at ten times the rate": {"optim.angle_lr_scale": scale * 10},
         "angles decay": {"optim.angle_weight_decay": 0.05},

@@ -75,7 +75,6 @@ PRESETS = {
         "Imagenette, ViT-nano/4 trained at 32 px",
         seeds=3,
         together=False,
-        perturbations=(1.0,),
     ),
     "small": Preset("imagenette", "Imagenette, ViT-S/8 trained at 128 px", 3, together=False),
     "paper": Preset("imagenet", "ImageNet-1K, ViT-B/16 trained at 224 px", 1, together=True),
