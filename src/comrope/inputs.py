@@ -16,6 +16,7 @@ __all__ = [
     "check_one_and_places",
     "check_pair",
     "check_places",
+    "check_projection",
     "check_vectors",
     "check_vectors_and_places",
 ]
@@ -37,6 +38,18 @@ def check_one_and_places(method: Method, x: Tensor, positions: Tensor, prefix: i
     if x.shape[1] == 0 or x.shape[1] % method.num_heads:
         raise ValueError(f"x: expected a multiple of {method.num_heads} heads, got {x.shape[1]}")
     check_places(method, x.shape, positions, prefix)
+
+
+def check_projection(weight: Tensor, x: Tensor) -> None:
+    """Of the heads of x (B, H G, T, D), side by side."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"weight: expected a tensor, got {type(weight).__name__}")
+    wide = x.shape[1] * x.shape[3]
+    if weight.ndim != 2 or weight.shape[1] != wide or not weight.is_floating_point():
+        raise ValueError(
+            f"weight: expected floating numbers (C, {wide}), for {x.shape[1]} heads of "
+            f"{x.shape[3]}, got {tuple(weight.shape)} of {weight.dtype}"
+        )
 
 
 def check_tensor(method: Method, label: str, x: Tensor) -> None:

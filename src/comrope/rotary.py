@@ -15,6 +15,7 @@ from comrope.inputs import (
     check_one_and_places,
     check_pair,
     check_places,
+    check_projection,
     check_vectors,
     check_vectors_and_places,
 )
@@ -177,6 +178,27 @@ class RotaryEmbedding(nn.Module):
         """
         return self._turn_one(ops.unrotate, x, positions, num_prefix_tokens, angles)
 
+    def unrotate_before(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        weight: Tensor,
+        *,
+        num_prefix_tokens: int | None = None,
+        angles: Angles | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x and a weight whose product is that of ``unrotate(x, positions)`` and ``weight``.
+
+        ``weight`` (C, heads * D) projects the heads of x (B, heads, T, D), side by side: what comes
+        after attention. It takes the basis, of which every token then is spared the product.
+        """
+
+        def turn(x: Tensor, positions: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            check_projection(weight, x)
+            return ops.unrotate_before(x, positions, weight=weight, **options)
+
+        return self._turn_one(turn, x, positions, num_prefix_tokens, angles)
+
     def packed(
         self,
         qkv: Tensor,
@@ -255,12 +277,12 @@ class RotaryEmbedding(nn.Module):
 
     def _turn_one(
         self,
-        op: Callable[..., Tensor],
+        op: Callable[..., Any],
         x: Tensor,
         positions: Tensor,
         prefix: int | None,
         angles: Angles | None,
-    ) -> Tensor:
+    ) -> Any:
         heads = self.method.num_heads
         prefix = self.num_prefix_tokens if prefix is None else prefix
         check_one_and_places(self.method, x, positions, prefix)

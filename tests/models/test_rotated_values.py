@@ -107,6 +107,34 @@ def test_checkpointing_changes_nothing():
         assert relative_error(a, b) < 1e-5
 
 
+@pytest.mark.parametrize("order", ["interleaved", "half"])
+def test_a_projection_that_takes_the_basis_changes_nothing(method, order):
+    """A hook on it, or an adapter around it, is called, so then every token has the product."""
+    model = nano(position=method, rotate_values=True, channel_order=order).double()
+    x, wanted = image().double(), [*model.parameters()]
+    got = torch.autograd.grad((out := model(x)).square().sum(), wanted)
+    called = []
+    for block in model.blocks:
+        block.attn.proj.register_forward_hook(lambda *_: called.append(1))
+    slow = model(x)
+    assert len(called) == len(model.blocks)
+    assert relative_error(out, slow) < 1e-12
+    for a, b in zip(got, torch.autograd.grad(slow.square().sum(), wanted), strict=True):
+        assert relative_error(a, b) < 1e-10
+
+
+def test_adapters_of_the_projection_are_not_passed_by():
+    class Adapted(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(2 * x)
+
+    model, x = nano(position="comrope-torus", rotate_values=True), image()
+    before = model(x)
+    for block in model.blocks:
+        block.attn.proj.__class__ = Adapted
+    assert relative_error(model(x), before) > 1e-3
+
+
 def test_what_has_no_rotation_is_refused():
     with pytest.raises(ValueError, match=r"rotate_values: expected False, since position 'ape'"):
         nano(position="ape", rotate_values=True)

@@ -162,6 +162,47 @@ def test_bad_input_is_named():
         rope.rotate(torch.randn(1, 2, 6, 32), positions)
     with pytest.raises(TypeError, match=r"x: expected a tensor, got list"):
         rope.unrotate([1.0], positions)
+    x = torch.randn(1, 2, 6, 48)
+    with pytest.raises(ValueError, match=r"weight: expected .* \(C, 96\), for 2 heads of 48, got"):
+        rope.unrotate_before(x, positions, torch.randn(96, 48))
+    with pytest.raises(TypeError, match=r"weight: expected a tensor, got Linear"):
+        rope.unrotate_before(x, positions, torch.nn.Linear(96, 5))
+
+
+@pytest.mark.parametrize("order", ["interleaved", "half"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("block_size", [2, 3, 8])
+def test_a_projection_may_take_the_basis(method, block_size, backend, order):
+    """In place of every token: its values, and all gradients."""
+    rope = make(
+        method, block_size=block_size, head_dim=48, backend=backend, channel_order=order,
+        num_prefix_tokens=1,
+    )  # fmt: skip
+    x, weight = torch.randn(2, 4, 6, 48, dtype=WIDE), torch.randn(7, 4 * 48, dtype=WIDE)
+    positions = torch.randn(6, 2, dtype=WIDE)
+    inputs = [each.requires_grad_() for each in (x, weight, positions)]
+
+    def with_gradients(turned, weight):
+        out = turned.transpose(1, 2).flatten(2) @ weight.mT
+        wanted = [*inputs, *rope.parameters()]
+        return out, *torch.autograd.grad(out.tanh().square().sum(), wanted)
+
+    expected = with_gradients(rope.unrotate(x, positions), weight)
+    turned, instead = rope.unrotate_before(x, positions, weight)
+    for a, b in zip(with_gradients(turned, instead), expected, strict=True):
+        assert relative_error(a, b) < 1e-11
+    has_basis = method in ("comrope-ap", "comrope-ld", "comrope-torus") and block_size > 2
+    assert (instead is not weight) == (has_basis and backend == "auto")
+
+
+def test_a_projection_in_low_precision_is_rounded_once():
+    rope = make("comrope-torus", dtype=torch.float32, block_size=8)
+    x, weight = torch.randn(2, 2, 6, 96).bfloat16(), torch.randn(5, 192).bfloat16()
+    positions = torch.rand(6, 2)
+    turned, instead = rope.unrotate_before(x, positions, weight)
+    wide = rope.unrotate_before(x.float(), positions, weight.float())
+    assert torch.equal(turned, wide[0].bfloat16())
+    assert torch.equal(instead, wide[1].bfloat16())
 
 
 @pytest.mark.parametrize("name", ["comrope-ld", "comrope-torus", "rope-mixed"])

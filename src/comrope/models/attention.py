@@ -71,6 +71,11 @@ class Attention(nn.Module):
             mixed = attend(q, k, v)
         else:
             mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
+            if isinstance(of_values, RotaryEmbedding) and _is_plain(self.proj):
+                weight = self.proj.weight
+                mixed, weight = of_values.unrotate_before(mixed, positions, weight, angles=angles)
+                mixed = mixed.transpose(1, 2).flatten(2)
+                return nn.functional.linear(mixed, weight, self.proj.bias)
             mixed = of_values.unrotate(mixed, positions, angles=angles)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
@@ -83,6 +88,13 @@ class Attention(nn.Module):
             raise ValueError("look_near: needs a rope, which this attention has not")
         width = self.qkv.in_features
         self.qkv.bias[: 2 * width] = (strength / (width / self.num_heads) ** 0.5) ** 0.5
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether nothing is lost where the weight is used and the module not called: no adapter, no
+    hook, no weight that is more than numbers."""
+    plain = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+    return plain and not _hooked(module)
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "rotate_packed",
     "rotation_matrices",
     "unrotate",
+    "unrotate_before",
 ]
 
 
@@ -90,42 +91,75 @@ def unrotate(
     attention returns sum_j a_ij R(x_i)^T R(y_j) v_j: what commutes sees y_j - x_i there.
     ``angles`` should be the very ones: of a line, two spectra need not have the same basis.
     """
+    options: dict[str, Any] = {"key_heads": key_heads, "num_prefix_tokens": num_prefix_tokens}
+    options |= {"backend": backend, "channel_order": channel_order}
+    turned, basis = _turn_back(x, positions, angles, widen=True, **options)
+    if basis is not None:
+        turned = _change_channels(turned, basis.mT, channel_order)
+    return turned.to(x.dtype)
+
+
+def unrotate_before(
+    x: Tensor, positions: Tensor, angles: Angles, weight: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """What ``unrotate`` makes of x (B, H G, T, D) and a projection ``weight`` (C, H G D) of that
+    is the product of these two; options as there.
+
+    The basis is multiplied into the weight, of which there is one, and not into every token.
+    """
+    turned, basis = _turn_back(x, positions, angles, widen=False, **options)
+    x = turned.to(x.dtype)
+    if basis is None:
+        return x, weight
+    rows = weight.unflatten(1, (x.shape[1], -1)).movedim(0, 1)[None]  # (1, H G, C, D)
+    order = options.get("channel_order", "interleaved")
+    rows = _change_channels(rows.to(compute_dtype(rows, basis)), basis, order)
+    return x, rows[0].movedim(0, 1).flatten(1).to(weight.dtype)
+
+
+def _turn_back(
+    x: Tensor,
+    positions: Tensor,
+    angles: Angles,
+    *,
+    widen: bool,
+    key_heads: int,
+    backend: str = "auto",
+    channel_order: str = "interleaved",
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """``unrotate``, but for a basis that is still to be multiplied by, (H, m, b, b), if any; with
+    ``widen`` it is not rounded before that."""
     chosen = choose_backend(angles, backend, x, x, positions, channel_order).backend
-    options: dict[str, Any] = {
-        "key_heads": key_heads,
-        "backend": chosen,
-        "num_prefix_tokens": num_prefix_tokens,
-        "channel_order": channel_order,
-    }
+    options |= {"key_heads": key_heads, "backend": chosen, "channel_order": channel_order}
     parts = (part for part in angles if isinstance(part, Tensor))
     dtype = compute_dtype(x, positions, *parts)
     back = -positions.to(dtype)  # as numbers with a sign, whatever they came as
     if isinstance(angles, Line) and block_size_of(angles) == 2:
         angles = angles.plane()
     if chosen == "reference" or isinstance(angles, Free):  # nothing is left out, and R(-x) inverts
-        return rotate_one(x, back, angles, **options)
+        return rotate_one(x, back, angles, **options), None
     basis = angles.basis if isinstance(angles, Torus) else None
     if isinstance(angles, Line):
         angles = angles.to(dtype).with_spectrum()
         basis = angles.spectrum()[0]
     if basis is None:
-        return rotate_one(x, back, angles, **options)
-    wide = x.to(dtype)  # to be rounded once
+        return rotate_one(x, back, angles, **options), None
     if isinstance(angles, Torus):
+        x = x.to(dtype) if widen else x
         angles = Torus(None, angles.frequencies, angles.block_size)
     else:  # of a line the basis is a constant (ops/line.py), and what it rotates is not in it yet
-        wide = _from_basis(wide, basis, channel_order)
-    wide = rotate_one(wide, back, angles, **options)
-    return _from_basis(wide, basis, channel_order).to(x.dtype)
+        x = _change_channels(x.to(dtype), basis.mT, channel_order)
+    return rotate_one(x, back, angles, **options), basis
 
 
-def _from_basis(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
-    """Q x for every token: x (B, H G, T, D), Q (H, m, b, b)."""
+def _change_channels(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
+    """Q^T x for x (B, H G, T, D), Q (H, m, b, b), whatever planes are made of."""
     halves = channel_order == "half"
     blocks = halves_to_neighbours(x) if halves else x
     with no_autocast(x.device):
         blocks = to_blocks(blocks, basis.shape[0], basis.shape[-1])
-        x = change_basis(blocks, basis.mT.to(x.dtype)).reshape(x.shape)
+        x = change_basis(blocks, basis.to(x.dtype)).reshape(x.shape)
     return neighbours_to_halves(x) if halves else x
 
 
