@@ -186,6 +186,8 @@ def test_pairs_have_the_same_noise_and_a_control_has_any():
         ("comrope-ld", 0.0, "none"),
         ("comrope-torus", 1.0, "ape"),
         ("comrope-torus", 1.0, "none"),
+        ("ape", 1.0, "ape"),  # with noise over itself without
+        ("comrope-ld", 1.0, "comrope-ld"),
     }
     assert all(pair.other["perturbation"] in (0.0, pair.mine["perturbation"]) for pair in found)
 
@@ -209,8 +211,9 @@ def test_what_is_added_to_vanilla_rope_is_added_to_it_in_patches():
     both = {"fields": {"model.rotate_values": True, "model.near": 4.0}}
     silent = rope("patch", 3.0, perturbation=0.0)
     cells = [rope("relative", 1.0), rope("patch", 2.0), silent, rope("full", 4.0, **both)]
-    (found,) = pairs(results_of(cells))
-    assert (found.mine["name"], found.other["name"], found.mean.mean) == ("full", "patch", 2.0)
+    added, noise = pairs(results_of(cells))
+    assert (added.mine["name"], added.other["name"], added.mean.mean) == ("full", "patch", 2.0)
+    assert (noise.mine["name"], noise.other["name"], noise.mean.mean) == ("patch", "patch", -1.0)
 
 
 def test_the_words_in_the_table_are_those_of_the_intervals():
@@ -236,6 +239,26 @@ def test_what_is_decided_only_by_itself_is_not_bold():
     assert "| ComRoPE-AP | APE | 1 | -41.00 [-41.00, -41.00] | **worse** |" in text
 
 
+def test_what_is_asked_at_once_is_of_one_kind():
+    """With noise, without, or what noise makes: a difference that is sure enough among four is not
+    held to those of another kind."""
+    noise = (1.0, -1.0, 0.5, -0.5, 0.0)
+
+    def cell(method, level, spread, sigma):
+        by_seed = {s: level + spread * noise[s] for s in range(5)}
+        views = {s: {"8": value, "16": value} for s, value in by_seed.items()}
+        return cell_of(views, method, perturbation=sigma)
+
+    silent = [cell("ape", 50, 0, 0.0), cell("comrope-ld", 51.5, 1, 0.0)]
+    noisy = [cell(method, 50, 0, 1.0) for method in ("ape", "comrope-ld", "comrope-ap")]
+    alone = "+1.50 [+0.52, +2.48] | **better**"
+    text = table(results_of([*silent, *noisy]))
+    assert f"| ComRoPE-LD | APE | 0 | {alone} | {alone} |" in text
+    assert "| ComRoPE-LD | itself without noise | 1 | -1.50 [-2.48, -0.52] |" in text
+    assert "all differences with noise, or all without, or all that noise makes are asked" in text
+    assert "all differences of the table are asked" in table(results_of(silent))
+
+
 def test_each_of_the_two_differences_is_bold_by_itself():
     """Two points at 16 px, always; at 8 px anything, so that the mean is not decided."""
     anything = (9.0, -9.0, 5.0)
@@ -254,6 +277,7 @@ def test_the_table_says_what_it_was_validated_on():
 
 def test_baselines_alone_have_no_differences(tmp_path):
     results = made_up()
-    results["cells"] = [cell for cell in results["cells"] if "comrope" not in cell["method"]]
+    baselines = [cell for cell in results["cells"] if "comrope" not in cell["method"]]
+    results["cells"] = [c for c in baselines if c["method"] == "none" or c["perturbation"]]
     assert "Differences" not in table(results)
     save(figure(results), Path(tmp_path / "figure.png"))

@@ -40,9 +40,10 @@ CAUTION = (
 )
 
 TOGETHER = (
-    "In bold, what remains when all differences of the table are asked at once (Holm's "
-    "correction).\n\n"
+    "In bold, what remains when all differences {} are asked at once (Holm's correction).\n\n"
 )
+NO_NOISE = "itself without noise"
+FAMILIES = "with noise, or all without, or all that noise makes"
 EXPLAINED = (
     "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
     "is rotated back. *Values and near*: and heads look near at the start of training; learned "
@@ -56,12 +57,22 @@ UNLIKE = (
 
 
 class Pair(NamedTuple):
-    """Two rows with the same noise, one of ours beside a baseline."""
+    """Two rows: one of ours beside a baseline, or a row beside itself with less."""
 
     mine: dict[str, Any]
     other: dict[str, Any]
     trained: Difference | None  # at the training resolution
     mean: Difference | None  # of the mean over resolutions
+
+    @property
+    def is_of_noise(self) -> bool:
+        """Whether it is noise that the other row has not; to no positions it means nothing."""
+        return bool(self.mine["perturbation"]) and named(self.mine) == named(self.other)
+
+    @property
+    def family(self) -> tuple[float, bool]:
+        """What it is asked with at once."""
+        return self.mine["perturbation"], self.is_of_noise
 
 
 def paired(results: dict[str, Any], mine: dict[str, Any], other: dict[str, Any]) -> Pair:
@@ -70,8 +81,10 @@ def paired(results: dict[str, Any], mine: dict[str, Any], other: dict[str, Any])
 
 
 def pairs(results: dict[str, Any]) -> list[Pair]:
-    """Ours over baselines; then rows with all that can be added over themselves without."""
-    return [*ours_over_others(results), *more_over_less(results, len(ADDED))]
+    """Ours over baselines; then rows with all that can be added, and rows with noise, over
+    themselves without."""
+    more = more_over_less(results, len(ADDED))
+    return [*ours_over_others(results), *more, *_noise_over_none(results)]
 
 
 def more_over_less(results: dict[str, Any], by: int) -> list[Pair]:
@@ -101,6 +114,13 @@ def ours_over_others(results: dict[str, Any]) -> list[Pair]:
     ]
 
 
+def _noise_over_none(results: dict[str, Any]) -> list[Pair]:
+    """Rows over themselves without noise on the coordinates."""
+    silent = {named(cell): cell for cell in results["cells"] if not cell["perturbation"]}
+    noisy = [cell for cell in results["cells"] if cell["perturbation"] and named(cell) in silent]
+    return [paired(results, cell, silent[named(cell)]) for cell in noisy]
+
+
 def how_much_added(cell: dict[str, Any]) -> int:
     """Of what can be added to any rotation."""
     return sum(name in cell["fields"] for name in ADDED)
@@ -117,25 +137,40 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
     header = ["method", "over", "σ", *(["seeds"] if uneven else [])]
     header += [f"{usual_size(results)} px", "", "mean over resolutions", ""]
     alone = not all_share_noise(results)  # what is said of a row that shares its noise
-    sure = decided_together([each for pair in found for each in (pair.trained, pair.mean)])
+    sure = _sure(found)
     lines = [
         [
             label(pair.mine, settings=alone),
-            label(pair.other, settings=alone),
+            NO_NOISE if pair.is_of_noise else label(pair.other, settings=alone),
             f"{pair.mine['perturbation']:g}",
             *([str(pair.mean.seeds if pair.mean else 0)] if uneven else []),
             *interval(pair.trained, bold=at_size),
             *interval(pair.mean, bold=on_mean),
         ]
-        for pair, at_size, on_mean in zip(found, sure[::2], sure[1::2], strict=True)
+        for pair, (at_size, on_mean) in zip(found, sure, strict=True)
     ]
     unlike = any(
         pair.mine["method"] != pair.other["method"]
         and how_much_added(pair.mine) != how_much_added(pair.other)
         for pair in found
     )
-    said = (TOGETHER if any(sure) else "") + (UNLIKE if unlike else "")
+    families = {pair.family for pair in found}
+    together = TOGETHER.format(FAMILIES if len(families) > 1 else "of the table")
+    said = (together if any(map(any, sure)) else "") + (UNLIKE if unlike else "")
     return f"{text}\n{CAUTION}{said}{rows(header, lines)}"
+
+
+def _sure(found: Sequence[Pair]) -> list[list[bool]]:
+    """Of each pair, whether its two differences remain when those of its family are asked at
+    once."""
+    sure: list[list[bool]] = [[] for _ in found]
+    for family in {pair.family for pair in found}:
+        places = [place for place, pair in enumerate(found) if pair.family == family]
+        both = [each for p in places for each in (found[p].trained, found[p].mean)]
+        remains = iter(decided_together(both))
+        for place in places:
+            sure[place] = [next(remains), next(remains)]
+    return sure
 
 
 def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
@@ -197,5 +232,6 @@ def _lines(found: Sequence[Pair], results: dict[str, Any]) -> list[Line]:
         before = mine
         style = {**_style(pair.mine, cells), "linestyle": "none"}
         style.pop("markerfacecolor", None)
-        lines.append(Line(f"over {other}", style, pair.trained, pair.mean))
+        over = NO_NOISE if pair.is_of_noise else other
+        lines.append(Line(f"over {over}", style, pair.trained, pair.mean))
     return lines
