@@ -53,8 +53,6 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
     drawings: dict[str, Callable[[dict[str, Any]], Any]] = {
         "classification": _classification,
         "offset": _offset,
-        "block-size": _block_size,
-        "perturbation": _perturbation,
         "distribution": _distribution,
         "finetune": _finetune,
         "cost": _cost,
@@ -144,35 +142,6 @@ def _offset(results: dict[str, Any]) -> Any:
     axis.grid(alpha=0.25)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
-
-
-def _panels(results: dict[str, Any], title: str, key: str, text: str) -> Any:
-    """One panel a method, one curve a value of ``key``."""
-    from matplotlib import colormaps
-
-    methods = list(dict.fromkeys(cell["method"] for cell in results["cells"]))
-    figure, axes = new_figure(len(methods))
-    for axis, method in zip(axes[0], methods, strict=True):
-        cells = [cell for cell in results["cells"] if cell["method"] == method]
-
-        def style(cell: dict[str, Any], number: int, count: int = len(cells)) -> dict[str, Any]:
-            color = colormaps["viridis"](0.9 * number / max(count - 1, 1))
-            return {"color": color, "marker": "osDv^"[number % 5], "label": f"{text} {cell[key]:g}"}
-
-        resolutions(axis, results, cells, style)
-        axis.set_title(LABELS[method], fontsize=11)
-        axis.legend(frameon=False, fontsize=9)
-    axes[0, 0].set_ylabel("top-1 accuracy, %")
-    figure.suptitle(f"{title}\n{results['data']}", fontsize=11)
-    return figure
-
-
-def _block_size(results: dict[str, Any]) -> Any:
-    return _panels(results, "Accuracy by block size", "block_size", "blocks of")
-
-
-def _perturbation(results: dict[str, Any]) -> Any:
-    return _panels(results, "Accuracy by perturbation intensity", "perturbation", "σ =")
 
 
 def _distribution(results: dict[str, Any]) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from comrope.experiments.figures import STYLES, new_figure
-from comrope.experiments.studies.comparison import CAUTION
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
+    CAUTION,
     interval,
     named,
     number,

@@ -9,6 +9,7 @@ from comrope.experiments.figures import new_figure, of_method, resolutions
 from comrope.experiments.studies.beyond import ADDED, OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
+    CAUTION,
     all_share_noise,
     by_resolution,
     counts_of_seeds,
@@ -22,7 +23,6 @@ from comrope.experiments.studies.markdown import (
 from comrope.experiments.studies.paired import Difference, compare, decided_together
 
 __all__ = [
-    "CAUTION",
     "Pair",
     "figure",
     "how_much_added",
@@ -32,12 +32,6 @@ __all__ = [
     "pairs",
     "table",
 ]
-
-CAUTION = (
-    "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
-    "(Student's t). *Better* and *worse* are those whose interval leaves zero out; every interval "
-    "stands for itself, and of twenty without a difference one would show some.\n\n"
-)
 
 TOGETHER = (
     "In bold, what remains when all differences {} are asked at once (Holm's correction).\n\n"

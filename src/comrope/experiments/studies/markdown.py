@@ -10,6 +10,7 @@ from comrope.experiments.studies.cells import LABELS
 from comrope.experiments.studies.paired import Difference, by_seed
 
 __all__ = [
+    "CAUTION",
     "all_share_noise",
     "by_resolution",
     "class_token_said",
@@ -27,6 +28,12 @@ __all__ = [
     "usual_size",
     "validated_on",
 ]
+
+CAUTION = (
+    "Differences are taken seed by seed: their mean, in points, and its 95 % confidence interval "
+    "(Student's t). *Better* and *worse* are those whose interval leaves zero out; every interval "
+    "stands for itself, and of twenty without a difference one would show some.\n\n"
+)
 
 
 def rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -24,25 +24,27 @@ from comrope.experiments.studies.paired import compare
 
 __all__ = ["ELSEWHERE", "below", "beside_the_papers", "made_elsewhere", "rows", "table"]
 
-# Studies whose table and figure have a file of their own, which stands on this one.
-ELSEWHERE = (
-    "video",
-    "backwards",
-    "detection",
-    "comparison",
-    "tuning",
-    "ablation",
-    "values",
-    "units",
-    "angles",
-)
+# Studies whose table and figure have a file of their own, which stands on this one: which.
+ELSEWHERE = {
+    "block-size": "sweeps",
+    "perturbation": "sweeps",
+    "video": "video",
+    "backwards": "backwards",
+    "detection": "detection",
+    "comparison": "comparison",
+    "tuning": "tuning",
+    "ablation": "ablation",
+    "values": "values",
+    "units": "units",
+    "angles": "angles",
+}
 
 TELL_THEMSELVES = ("tuning", "ablation")  # what their rows set
 
 
 def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:
     """The ``table`` or ``figure`` of such a study."""
-    module = importlib.import_module(f"comrope.experiments.studies.{name}")
+    module = importlib.import_module(f"comrope.experiments.studies.{ELSEWHERE[name]}")
     return getattr(module, what)
 
 
@@ -94,8 +96,6 @@ def _body(name: str) -> Callable[[dict[str, Any]], str]:
         return made_elsewhere(name, "table")
     return {
         "classification": beside_the_papers,
-        "block-size": beside_the_papers,
-        "perturbation": beside_the_papers,
         "offset": _offset,
         "distribution": _distribution,
         "finetune": _finetune,
@@ -103,9 +103,12 @@ def _body(name: str) -> Callable[[dict[str, Any]], str]:
     }[name]
 
 
-def beside_the_papers(results: dict[str, Any], study: str = "classification") -> str:
+def beside_the_papers(
+    results: dict[str, Any], study: str = "classification", *, with_mean: bool = False
+) -> str:
     """Accuracy by resolution, ours and the paper's."""
-    return f"{by_resolution(results)}\n{_paper_by_resolution(results, study)}"
+    ours = by_resolution(results, with_mean=with_mean)
+    return f"{ours}\n{_paper_by_resolution(results, study)}"
 
 
 def _paper_by_resolution(results: dict[str, Any], study: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from comrope.experiments.figures import curve, new_figure, of_method, resolutions
-from comrope.experiments.studies.comparison import CAUTION
 from comrope.experiments.studies.markdown import (
+    CAUTION,
     interval,
     label,
     number,
