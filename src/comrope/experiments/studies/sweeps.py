@@ -8,6 +8,7 @@ from comrope.experiments.figures import new_figure, resolutions
 from comrope.experiments.studies.cells import LABELS
 from comrope.experiments.studies.markdown import (
     CAUTION,
+    all_share_noise,
     interval,
     label,
     rows,
@@ -29,13 +30,15 @@ SWEPT = {
 def table(results: dict[str, Any]) -> str:
     key, column, said = SWEPT[results["study"]]
     size, every = usual_size(results), [str(r) for r in results["resolutions"]]
+    alone = not all_share_noise(results)  # what is said of a row that shares its noise
     lines = []
     for cell in results["cells"]:
         least = min(_of_method(results, cell["method"]), key=lambda other: other[key])
         if cell is not least:
             over = (compare(cell, least, views) for views in ([size], every))
             both = [text for found in over for text in interval(found)]
-            lines.append([label(cell), f"{cell[key]:g}", said.format(least[key]), *both])
+            name = label(cell, settings=alone)
+            lines.append([name, f"{cell[key]:g}", said.format(least[key]), *both])
     header = ["method", column, "over", f"{size} px", "", "mean over resolutions", ""]
     text = beside_the_papers(results, with_mean=True)
     return f"{text}\n{CAUTION}{rows(header, lines)}" if lines else text
@@ -56,6 +59,7 @@ def figure(results: dict[str, Any]) -> Any:
             return {"color": color, "marker": "osDv^"[number % 5], "label": said.format(cell[key])}
 
         resolutions(axis, results, cells, style)
+        axis.sharey(axes[0, 0])
         axis.set_title(LABELS[method], fontsize=11)
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
