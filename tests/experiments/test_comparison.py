@@ -240,7 +240,7 @@ def test_what_is_decided_only_by_itself_is_not_bold():
 
 
 def test_what_is_asked_at_once_is_of_one_kind():
-    """With noise, without, or what noise makes: a difference that is sure enough among four is not
+    """With noise, without, or what noise makes: a difference that is sure enough among two is not
     held to those of another kind."""
     noise = (1.0, -1.0, 0.5, -0.5, 0.0)
 
@@ -254,8 +254,11 @@ def test_what_is_asked_at_once_is_of_one_kind():
     alone = "+1.50 [+0.52, +2.48] | **better**"
     text = table(results_of([*silent, *noisy]))
     assert f"| ComRoPE-LD | APE | 0 | {alone} | {alone} |" in text
-    assert "| ComRoPE-LD | itself without noise | 1 | -1.50 [-2.48, -0.52] |" in text
-    assert "all differences with noise, or all without, or all that noise makes are asked" in text
+    assert "| ComRoPE-LD | itself without noise | 1 | -1.50 [-2.48, -0.52] | worse |" in text
+    told = (
+        "all differences with σ = 0, or all with σ = 1, or all that noise makes are asked at once"
+    )
+    assert told in text
     assert "all differences of the table are asked" in table(results_of(silent))
 
 

@@ -34,5 +34,11 @@ def test_blocks_are_told_apart_and_one_alone_is_compared_with_nothing():
     results = swept("block_size", (8, 2), "block-size", "Block size")
     text = tables.table("block-size", results)
     assert "| ComRoPE-LD | 8 | blocks of 2 | +0.00 [+0.00, +0.00] | undecided | -1.00" in text
+    assert "Settings were searched" not in text  # the recipe's
+    results["cells"][-1] |= {"fields": {"model.base": 10}}
+    results["cells"][-2]["runs"].pop()
+    text = tables.table("block-size", results)
+    assert "Settings were searched with blocks of 8 and σ = 1" in text
+    assert "| ComRoPE-LD | 8 | blocks of 2 | 2 | +0.00 [+0.00, +0.00] | undecided |" in text
     results["cells"] = [cell for cell in results["cells"] if cell["block_size"] == 8]
     assert "Differences" not in tables.table("block-size", results)

@@ -107,32 +107,116 @@ def test_checkpointing_changes_nothing():
         assert relative_error(a, b) < 1e-5
 
 
+@pytest.fixture
+def shortcuts(monkeypatch):
+    """A list that grows with every layer whose projection is offered the basis."""
+    calls, ours = [], comrope.RotaryEmbedding.unrotate_before
+
+    def counted(*args, **options):
+        calls.append(1)
+        return ours(*args, **options)
+
+    monkeypatch.setattr(comrope.RotaryEmbedding, "unrotate_before", counted)
+    return calls
+
+
 @pytest.mark.parametrize("order", ["interleaved", "half"])
-def test_a_projection_that_takes_the_basis_changes_nothing(method, order):
-    """A hook on it, or an adapter around it, is called, so then every token has the product."""
+def test_a_projection_that_takes_the_basis_changes_nothing(method, order, shortcuts):
+    """A hook on it is called, so then every token has the product: in float64, values and all
+    gradients."""
     model = nano(position=method, rotate_values=True, channel_order=order).double()
     x, wanted = image().double(), [*model.parameters()]
     got = torch.autograd.grad((out := model(x)).square().sum(), wanted)
+    assert len(shortcuts) == len(model.blocks)
     called = []
     for block in model.blocks:
         block.attn.proj.register_forward_hook(lambda *_: called.append(1))
     slow = model(x)
-    assert len(called) == len(model.blocks)
+    assert len(called) == len(shortcuts) == len(model.blocks)
     assert relative_error(out, slow) < 1e-12
     for a, b in zip(got, torch.autograd.grad(slow.square().sum(), wanted), strict=True):
         assert relative_error(a, b) < 1e-10
 
 
-def test_adapters_of_the_projection_are_not_passed_by():
-    class Adapted(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(2 * x)
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(2 * x)
 
+
+def patch(proj):
+    ours = proj.forward
+    proj.forward = lambda x: ours(2 * x)
+
+
+@pytest.mark.parametrize("adapt", [
+    lambda proj: setattr(proj, "__class__", Doubled),
+    patch,
+    lambda proj: proj.register_forward_pre_hook(lambda _, args: (2 * args[0],)),
+    lambda proj: torch.nn.utils.parametrizations.weight_norm(proj).parametrizations.weight
+    .original0.data.mul_(2),
+])  # fmt: skip
+def test_what_is_done_to_the_projection_is_not_passed_by(adapt):
     model, x = nano(position="comrope-torus", rotate_values=True), image()
+    for block in model.blocks:
+        block.attn.proj.bias.data.zero_()
     before = model(x)
     for block in model.blocks:
-        block.attn.proj.__class__ = Adapted
-    assert relative_error(model(x), before) > 1e-3
+        adapt(block.attn.proj)
+    after = model(x)
+    assert relative_error(after, before) > 1e-3
+    plain = nano(position="comrope-torus", rotate_values=True)
+    plain.load_state_dict(nano_state(model), strict=True)
+    assert relative_error(after, plain(x)) < 1e-4
+
+
+def nano_state(model):
+    """Of a plain model that does as one whose projections were made to do twice as much."""
+    state = {n: v for n, v in model.state_dict().items() if "parametrizations" not in n}
+    return state | {
+        f"blocks.{n}.attn.proj.weight": block.attn.proj.weight.detach()
+        * (1 if "parametrizations" in dir(block.attn.proj) else 2)
+        for n, block in enumerate(model.blocks)
+    }
+
+
+def test_backward_hooks_of_the_projection_are_heard():
+    model, heard = nano(position="comrope-torus", rotate_values=True), []
+    for block in model.blocks:
+        block.attn.proj.register_full_backward_hook(lambda *_: heard.append(1))
+    model(image()).sum().backward()
+    assert len(heard) == len(model.blocks)
+
+
+def test_adapters_of_peft_learn_and_merge(shortcuts):
+    peft = pytest.importorskip("peft")
+    model, x = nano(position="comrope-torus", rotate_values=True).eval(), image()
+    before = model(x)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["attn.proj"], r=2))
+    shortcuts.clear()
+    assert relative_error(adapted(x), before) < 1e-5
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    changed = adapted(x)
+    assert not shortcuts
+    assert relative_error(changed, before) > 1e-2
+    merged = adapted.merge_and_unload()
+    assert relative_error(merged(x), changed) < 1e-4
+    assert len(shortcuts) == len(model.blocks)
+
+
+@pytest.mark.parametrize("position", ["comrope-torus", "comrope-ld"])
+def test_autocast_compile_and_other_parameters(position):
+    model, x = nano(position=position, rotate_values=True), image()
+    expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_error(model(x).float(), expected) < 0.05
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert relative_error(compiled(x), expected) < 1e-5
+    parameters = {name: 2 * p.detach() for name, p in model.named_parameters()}
+    got = torch.func.functional_call(model, parameters, (x,))
+    model.load_state_dict(parameters)
+    assert relative_error(got, model(x)) < 1e-5
 
 
 def test_what_has_no_rotation_is_refused():

@@ -72,11 +72,13 @@ class Attention(nn.Module):
         else:
             mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
             if isinstance(of_values, RotaryEmbedding) and _is_plain(self.proj):
-                weight = self.proj.weight
-                mixed, weight = of_values.unrotate_before(mixed, positions, weight, angles=angles)
-                mixed = mixed.transpose(1, 2).flatten(2)
-                return nn.functional.linear(mixed, weight, self.proj.bias)
-            mixed = of_values.unrotate(mixed, positions, angles=angles)
+                own = self.proj.weight
+                mixed, weight = of_values.unrotate_before(mixed, positions, own, angles=angles)
+                if weight is not own:  # it has taken a basis
+                    mixed = mixed.transpose(1, 2).flatten(2)
+                    return nn.functional.linear(mixed, weight, self.proj.bias)
+            else:
+                mixed = of_values.unrotate(mixed, positions, angles=angles)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
     @torch.no_grad()
@@ -94,7 +96,8 @@ def _is_plain(module: nn.Module) -> bool:
     """Whether nothing is lost where the weight is used and the module not called: no adapter, no
     hook, no weight that is more than numbers."""
     plain = type(module) is nn.Linear and type(module.weight) is nn.Parameter
-    return plain and not _hooked(module)
+    patched = "forward" in vars(module) or _hooked(module)
+    return plain and not (patched or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from comrope.experiments.studies.beyond import ADDED, OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
     CAUTION,
+    SEARCHED_WITH,
     all_share_noise,
     by_resolution,
     counts_of_seeds,
@@ -37,7 +38,6 @@ TOGETHER = (
     "In bold, what remains when all differences {} are asked at once (Holm's correction).\n\n"
 )
 NO_NOISE = "itself without noise"
-FAMILIES = "with noise, or all without, or all that noise makes"
 EXPLAINED = (
     "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
     "is rotated back. *Values and near*: and heads look near at the start of training; learned "
@@ -64,9 +64,9 @@ class Pair(NamedTuple):
         return bool(self.mine["perturbation"]) and named(self.mine) == named(self.other)
 
     @property
-    def family(self) -> tuple[float, bool]:
+    def family(self) -> str:
         """What it is asked with at once."""
-        return self.mine["perturbation"], self.is_of_noise
+        return "that noise makes" if self.is_of_noise else f"with σ = {self.mine['perturbation']:g}"
 
 
 def paired(results: dict[str, Any], mine: dict[str, Any], other: dict[str, Any]) -> Pair:
@@ -148,9 +148,11 @@ def table(results: dict[str, Any], found: Sequence[Pair] | None = None) -> str:
         and how_much_added(pair.mine) != how_much_added(pair.other)
         for pair in found
     )
-    families = {pair.family for pair in found}
-    together = TOGETHER.format(FAMILIES if len(families) > 1 else "of the table")
+    families = [*dict.fromkeys(pair.family for pair in found)]
+    together = TOGETHER.format(", or all ".join(families) if families[1:] else "of the table")
     said = (together if any(map(any, sure)) else "") + (UNLIKE if unlike else "")
+    silent = any(pair.is_of_noise and pair.mine["fields"] for pair in found)
+    said += SEARCHED_WITH if silent else ""
     return f"{text}\n{CAUTION}{said}{rows(header, lines)}"
 
 
@@ -226,6 +228,8 @@ def _lines(found: Sequence[Pair], results: dict[str, Any]) -> list[Line]:
         before = mine
         style = {**_style(pair.mine, cells), "linestyle": "none"}
         style.pop("markerfacecolor", None)
+        if style["marker"] == "x":  # hollow it would look the same
+            style["marker"] = "X"
         over = NO_NOISE if pair.is_of_noise else other
         lines.append(Line(f"over {over}", style, pair.trained, pair.mean))
     return lines

@@ -8,7 +8,9 @@ from comrope.experiments.figures import new_figure, resolutions
 from comrope.experiments.studies.cells import LABELS
 from comrope.experiments.studies.markdown import (
     CAUTION,
+    SEARCHED_WITH,
     all_share_noise,
+    counts_of_seeds,
     interval,
     label,
     rows,
@@ -30,18 +32,22 @@ SWEPT = {
 def table(results: dict[str, Any]) -> str:
     key, column, said = SWEPT[results["study"]]
     size, every = usual_size(results), [str(r) for r in results["resolutions"]]
+    uneven = len(counts_of_seeds(results)) > 1
     alone = not all_share_noise(results)  # what is said of a row that shares its noise
     lines = []
     for cell in results["cells"]:
-        least = min(_of_method(results, cell["method"]), key=lambda other: other[key])
+        least = min(_rows_of(results, cell["method"]), key=lambda other: other[key])
         if cell is not least:
-            over = (compare(cell, least, views) for views in ([size], every))
+            over = [compare(cell, least, views) for views in ([size], every)]
             both = [text for found in over for text in interval(found)]
+            seeds = [str(over[1].seeds if over[1] else 0)] if uneven else []
             name = label(cell, settings=alone)
-            lines.append([name, f"{cell[key]:g}", said.format(least[key]), *both])
-    header = ["method", column, "over", f"{size} px", "", "mean over resolutions", ""]
+            lines.append([name, f"{cell[key]:g}", said.format(least[key]), *seeds, *both])
+    header = ["method", column, "over", *(["seeds"] if uneven else [])]
+    header += [f"{size} px", "", "mean over resolutions", ""]
     text = beside_the_papers(results, with_mean=True)
-    return f"{text}\n{CAUTION}{rows(header, lines)}" if lines else text
+    searched = SEARCHED_WITH if any(cell["fields"] for cell in results["cells"]) else ""
+    return f"{text}\n{CAUTION}{searched}{rows(header, lines)}" if lines else text
 
 
 def figure(results: dict[str, Any]) -> Any:
@@ -52,7 +58,7 @@ def figure(results: dict[str, Any]) -> Any:
     methods = list(dict.fromkeys(cell["method"] for cell in results["cells"]))
     drawing, axes = new_figure(len(methods))
     for axis, method in zip(axes[0], methods, strict=True):
-        cells = sorted(_of_method(results, method), key=lambda cell: cell[key])
+        cells = sorted(_rows_of(results, method), key=lambda cell: cell[key])
 
         def style(cell: dict[str, Any], number: int, count: int = len(cells)) -> dict[str, Any]:
             color = colormaps["viridis"](0.9 * number / max(count - 1, 1))
@@ -68,5 +74,5 @@ def figure(results: dict[str, Any]) -> Any:
     return drawing
 
 
-def _of_method(results: dict[str, Any], method: str) -> list[dict[str, Any]]:
+def _rows_of(results: dict[str, Any], method: str) -> list[dict[str, Any]]:
     return [cell for cell in results["cells"] if cell["method"] == method]
