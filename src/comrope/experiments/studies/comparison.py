@@ -192,6 +192,7 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
         if found:
             some = [pair for pair in found if pair.mine["perturbation"] == sigma]
             draw_forest(axes[1, column], _lines(some, results), usual_size(results))
+            axes[1, column].set_ylim(most - 0.4, -0.6)  # as far apart in all columns
     drawn = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
     drawn = {name: line for name, line in drawn.items() if not name.startswith("_")}
     columns = 3 if len(sigmas) > 1 else 2  # of names that are long
@@ -216,20 +217,28 @@ def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(found: Sequence[Pair], results: dict[str, Any]) -> list[Line]:
-    """What is over others, and below it each of those."""
-    alone, lines, before = not all_share_noise(results), [], None
-    cells = results["cells"]
+    """What is over others, and below it each of those; or over what of itself, and below it each
+    that is."""
+    lines, before = [], None
     for pair in found:
-        mine, other = named(pair.mine).split(" (")[0], named(pair.other).split(" (")[0]
-        if alone and label(pair.other) != named(pair.other):
+        mine, other = _short(pair.mine), _short(pair.other)
+        if not all_share_noise(results) and label(pair.other) != named(pair.other):
             other += ", noise shared"  # by the batch, unlike ours
-        if mine != before:
-            lines.append(Line(f"{mine}:", {}, None, None))
-        before = mine
-        style = {**_style(pair.mine, cells), "linestyle": "none"}
+        heading, line = f"{mine}:", f"over {other}"
+        if pair.mine["method"] == pair.other["method"]:
+            heading, line = "over itself with less:", mine
+        if pair.is_of_noise:
+            heading = f"over {NO_NOISE}:"
+        if heading != before:
+            lines.append(Line(heading, {}, None, None))
+        before = heading
+        style = {**_style(pair.mine, results["cells"]), "linestyle": "none"}
         style.pop("markerfacecolor", None)
         if style["marker"] == "x":  # hollow it would look the same
             style["marker"] = "X"
-        over = NO_NOISE if pair.is_of_noise else other
-        lines.append(Line(f"over {over}", style, pair.trained, pair.mean))
+        lines.append(Line(line, style, pair.trained, pair.mean))
     return lines
+
+
+def _short(cell: dict[str, Any]) -> str:
+    return named(cell).split(" (")[0]
