@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
-from comrope.angles import Angles
+from comrope import ops
+from comrope.angles import Angles, Torus
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["Attention", "Block"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Project = Callable[[Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -57,9 +60,12 @@ class Attention(nn.Module):
         ``attend`` is what is done with the rotated q and k, and v, (B, heads, T, D) each.
         """
         of_values = self.rope if self.rotate_values else None
-        if angles is None and isinstance(of_values, RotaryEmbedding) and not _hooked(of_values):
-            angles = of_values.angles().with_spectrum()  # once, for what is turned and turned back
-        qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
+        if angles is None and isinstance(self.rope, RotaryEmbedding) and not _hooked(self.rope):
+            angles = self.rope.angles()
+            if of_values is not None:  # once, for what is turned and turned back
+                angles = angles.with_spectrum()
+        enter, leave, angles = self._projections(x, positions, angles)
+        qkv = enter(x).unflatten(-1, (3 * self.num_heads, -1))
         if self.rope is None or _hooked(self.rope):
             q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
             if self.rope is not None:  # called, so that its hooks are
@@ -75,11 +81,42 @@ class Attention(nn.Module):
                 own = self.proj.weight
                 mixed, weight = of_values.unrotate_before(mixed, positions, own, angles=angles)
                 if weight is not own:  # it has taken a basis
-                    mixed = mixed.transpose(1, 2).flatten(2)
-                    return nn.functional.linear(mixed, weight, self.proj.bias)
+                    leave = _linear(weight, self.proj.bias)
             else:
                 mixed = of_values.unrotate(mixed, positions, angles=angles)
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        return leave(mixed.transpose(1, 2).flatten(2))
+
+    def _projections(
+        self, x: Tensor, positions: Tensor, angles: Angles | None
+    ) -> tuple[Project, Project, Angles | None]:
+        """What makes q, k and v of x, what comes after attention, and what angles are left between.
+
+        Where no kernel changes the basis on its way, it goes into the weights if that is less work.
+        """
+        rope, tokens = self.rope, x.shape[0] * x.shape[1]
+        if (
+            not (isinstance(angles, Torus) and isinstance(rope, RotaryEmbedding))
+            or angles.basis is None
+            or tokens < self.qkv.in_features
+            or not (_is_plain(self.qkv) and _is_plain(self.proj))
+            or _hooked(rope)
+        ):
+            return self.qkv, self.proj, angles
+        order, basis = rope.channel_order, angles.basis
+        if ops.choose_backend(angles, rope.backend, x, x, positions, order).backend != "spectral":
+            return self.qkv, self.proj, angles
+        parts = 3 if self.rotate_values else 2
+        turned = parts * x.shape[-1]
+        weight, bias = (
+            torch.cat((ops.basis_into_outputs(p[:turned], parts, basis, order), p[turned:]))
+            for p in (self.qkv.weight, self.qkv.bias)
+        )
+        leave: Project = self.proj
+        if self.rotate_values:
+            after = ops.basis_into_inputs(self.proj.weight, self.num_heads, basis, order)
+            leave = _linear(after, self.proj.bias)
+        without = Torus(None, angles.frequencies, angles.block_size)
+        return _linear(weight, bias), leave, without
 
     @torch.no_grad()
     def look_near(self, strength: float) -> None:
@@ -90,6 +127,10 @@ class Attention(nn.Module):
             raise ValueError("look_near: needs a rope, which this attention has not")
         width = self.qkv.in_features
         self.qkv.bias[: 2 * width] = (strength / (width / self.num_heads) ** 0.5) ** 0.5
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> Project:
+    return functools.partial(nn.functional.linear, weight=weight, bias=bias)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -19,12 +19,15 @@ from comrope.ops.layout import (
 )
 from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
-from comrope.ops.spectral import change_basis, rotate_torus
+from comrope.ops.spectral import rotate_torus
+from comrope.ops.weights import basis_into_inputs, basis_into_outputs, change_channels
 from comrope.precision import compute_dtype, no_autocast
 
 __all__ = [
     "BACKENDS",
     "Choice",
+    "basis_into_inputs",
+    "basis_into_outputs",
     "choose_backend",
     "rotate",
     "rotate_one",
@@ -95,7 +98,7 @@ def unrotate(
     options |= {"backend": backend, "channel_order": channel_order}
     turned, basis = _turn_back(x, positions, angles, widen=True, **options)
     if basis is not None:
-        turned = _change_channels(turned, basis.mT, channel_order)
+        turned = change_channels(turned, basis.mT, channel_order)
     return turned.to(x.dtype)
 
 
@@ -111,10 +114,8 @@ def unrotate_before(
     x = turned.to(x.dtype)
     if basis is None:
         return x, weight
-    rows = weight.unflatten(1, (x.shape[1], -1)).movedim(0, 1)[None]  # (1, H G, C, D)
     order = options.get("channel_order", "interleaved")
-    rows = _change_channels(rows.to(compute_dtype(rows, basis)), basis, order)
-    return x, rows[0].movedim(0, 1).flatten(1).to(weight.dtype)
+    return x, basis_into_inputs(weight, x.shape[1], basis, order)
 
 
 def _turn_back(
@@ -149,18 +150,8 @@ def _turn_back(
         x = x.to(dtype) if widen else x
         angles = Torus(None, angles.frequencies, angles.block_size)
     else:  # of a line the basis is a constant (ops/line.py), and what it rotates is not in it yet
-        x = _change_channels(x.to(dtype), basis.mT, channel_order)
+        x = change_channels(x.to(dtype), basis.mT, channel_order)
     return rotate_one(x, back, angles, **options), basis
-
-
-def _change_channels(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
-    """Q^T x for x (B, H G, T, D), Q (H, m, b, b), whatever planes are made of."""
-    halves = channel_order == "half"
-    blocks = halves_to_neighbours(x) if halves else x
-    with no_autocast(x.device):
-        blocks = to_blocks(blocks, basis.shape[0], basis.shape[-1])
-        x = change_basis(blocks, basis.to(x.dtype)).reshape(x.shape)
-    return neighbours_to_halves(x) if halves else x
 
 
 def rotate_packed(
