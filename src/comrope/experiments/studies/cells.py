@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -89,6 +90,7 @@ class Cell:
     perturbation: float = 1.0
     block_size: int = 8
     finetuned: bool = False  # it starts from another run
+    longer: float = 1.0  # times as many epochs as the others
     timeless: bool = False  # clips whose frames have no order: what must fail where order matters
     fields: tuple[tuple[str, Any], ...] = ()  # its own, whatever the others say
     name: str = ""  # by default its method's
@@ -108,6 +110,8 @@ class Cell:
             # RoPE's, which are fixed.
             fields["model.ape"] = self.method != "ape"
             fields["model.init"] = "normal" if self.method in ("ape", "rope") else "zeros"
+        if self.longer != 1:
+            fields["train.epochs"] = math.ceil(self.longer * base.train.epochs)
         if self.timeless:
             fields["model.axis_scale"] = (0.0, 1.0, 1.0)
         return base.with_overrides(fields | dict(self.fields))

@@ -101,6 +101,7 @@ def gather_cell(
         "perturbation_per": configs[0].train.perturbation_per,
         "block_size": cell.block_size,
         "finetuned": cell.finetuned,
+        "longer": cell.longer,
         "timeless": cell.timeless,
         "runs": found,
     }
