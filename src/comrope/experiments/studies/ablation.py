@@ -52,9 +52,9 @@ def figure(results: dict[str, Any]) -> Any:
         lines = [Line(_change(cell), style, *_over_it(results, cell)) for cell in cells]
         draw_forest(axis, lines, usual_size(results))
         axis.set_title(named({"method": method}).split(" (")[0], fontsize=11)
-    drawing.suptitle(
-        f"One thing changed: {results['data']} ({seeds_said(results)}, 95 % intervals)", fontsize=11
-    )
+    seeds = seeds_said(results)
+    told = seeds if seeds == "one seed" else f"{seeds}, 95 % intervals"
+    drawing.suptitle(f"One thing changed: {results['data']}\n{told}", fontsize=11)
     return drawing
 
 

@@ -85,9 +85,8 @@ def figure(results: dict[str, Any]) -> Any:
     axis.set(xlabel="top-1 accuracy on held-out images, %, mean over resolutions")
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(alpha=0.25)
-    axis.set_title(
-        f"{results['data']} ({seeds_said(results)} a trial; pale: not the best)", fontsize=10
-    )
+    told = f"{seeds_said(results)} a trial; pale: not the best"
+    axis.set_title(f"{results['data']}\n{told}", fontsize=10)
     return drawing
 
 
