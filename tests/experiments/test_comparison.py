@@ -43,6 +43,7 @@ def test_the_rows_and_their_seeds(tmp_path):
             ("comrope-torus", "comrope-torus"),
         ]),
         ("rope", "vanilla RoPE, patch units, a quarter longer", 1.0),
+        ("rope", "vanilla RoPE, values and near, a quarter longer", 1.0),
         ("none", "", 0.0),
     ]  # fmt: skip
     assert [STUDY.seeds(PRESETS[name]) for name in ("demo", "small", "paper")] == [3, 5, 1]
@@ -60,6 +61,7 @@ def test_the_rows_and_their_seeds(tmp_path):
         "vanilla RoPE, patch units": "patch",
         "vanilla RoPE, values and near": "patch",
         "vanilla RoPE, patch units, a quarter longer": "patch",
+        "vanilla RoPE, values and near, a quarter longer": "patch",
     }
 
 
@@ -67,10 +69,11 @@ def test_what_trains_longer_is_the_same_row_otherwise():
     for preset in ("tiny", "small"):
         recipe = load_recipe(PRESETS[preset].recipe)
         cells = {c.name: c for c in STUDY.cells(PRESETS[preset]) if c.perturbation}
-        plain = decisive(cells["vanilla RoPE, patch units"].config(recipe, 3))
-        longer = decisive(cells["vanilla RoPE, patch units, a quarter longer"].config(recipe, 3))
-        changed = {name: value for name, value in longer.items() if value != plain[name]}
-        assert changed == {"train.epochs": recipe.train.epochs * 5 // 4}
+        for row in ("vanilla RoPE, patch units", "vanilla RoPE, values and near"):
+            plain = decisive(cells[row].config(recipe, 3))
+            longer = decisive(cells[f"{row}, a quarter longer"].config(recipe, 3))
+            changed = {name: value for name, value in longer.items() if value != plain[name]}
+            assert changed == {"train.epochs": recipe.train.epochs * 5 // 4}
 
 
 def test_what_trains_longer_stands_beside_what_takes_more_time_only():
@@ -82,14 +85,16 @@ def test_what_trains_longer_stands_beside_what_takes_more_time_only():
     cells = [
         cell("rope", "patch"), cell("comrope-torus", "plain"), cell("rope", "full", **both),
         cell("comrope-torus", "torus, full", **both), cell("rope", "longer", longer=1.25),
+        cell("rope", "full, longer", longer=1.25, **both),
     ]  # fmt: skip
     beside = {(p.mine["name"], p.other["name"]) for p in pairs(results_of(cells))}
     assert beside == {
         ("plain", "patch"), ("torus, full", "patch"), ("torus, full", "longer"),
         ("torus, full", "full"), ("torus, full", "plain"), ("full", "patch"),
+        ("torus, full", "full, longer"), ("full, longer", "longer"),
     }  # fmt: skip
     assert "for a quarter more epochs" in table(results_of(cells))
-    assert "for a quarter more epochs" not in table(results_of(cells[:-1]))
+    assert "for a quarter more epochs" not in table(results_of(cells[:-2]))
 
 
 def test_the_fields_of_a_row_come_last_and_a_command_cannot_set_them(tmp_path):
@@ -158,7 +163,7 @@ def test_the_demo_writes_results_table_and_figure(demo):
     results, folder = demo
     written = json.loads((folder / "results.json").read_text())
     cells = {(cell["method"], cell["name"]): cell["fields"] for cell in written["cells"]}
-    assert len(cells) == 14
+    assert len(cells) == 15
     assert cells["rope", "vanilla RoPE, relative units"] == {"model.rope_units": "relative"}
     assert cells["comrope-ld", ""] == {}
     text = (folder / "table.md").read_text()
@@ -166,9 +171,9 @@ def test_the_demo_writes_results_table_and_figure(demo):
     assert "of the paper" not in text
     assert "| vanilla RoPE, patch units | 1 |" in text
     differences = re.findall(r"\| ([^|]+) \| ([^|]+) \| 1 \| [+-][\d.]+ \[.*?\] \| (\w+) \|", text)
-    # Three that are plain over six baselines, one with all over those, three with as much and one
-    # that trains longer, and four with all over themselves without.
-    assert len(differences) == 3 * 6 + 10 + 4
+    # Three that are plain over six baselines, one with all over those, three with as much and two
+    # that train longer, and four with all over themselves without, one of which trains longer too.
+    assert len(differences) == 3 * 6 + 11 + 5
     assert (folder / "figure.png").stat().st_size > 50_000
     mine, other = (next(c for c in results["cells"] if c["method"] == m)
                    for m in ("comrope-ld", "ape"))  # fmt: skip

@@ -37,7 +37,7 @@ def test_nothing_but_results_is_needed_and_a_second_time_writes_the_same(tmp_pat
     monkeypatch.setattr("comrope.experiments.studies.reproduce.run_all", no_training)
     finish_runs(tmp_path, "comparison", accuracy)
     results = gathered(tmp_path)
-    assert len(results["cells"]) == 22
+    assert len(results["cells"]) == 23
     assert results["seeds"] == 2
     assert results["cells"][0]["top1"]["128"]["values"] == [61.128, 62.128]
     assert results["machine"]["date"] == "2026-01-02"  # of the newest run

@@ -37,6 +37,7 @@ __all__ = [
 TOGETHER = (
     "In bold, what remains when all differences {} are asked at once (Holm's correction).\n\n"
 )
+DASHES = ("--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 NO_NOISE = "itself without noise"
 EXPLAINED = (
     "*Values too*: besides queries and keys, values are rotated, and what attention makes of them "
@@ -94,7 +95,8 @@ def more_over_less(results: dict[str, Any], by: int) -> list[Pair]:
             other
             for other in cells
             if mine["method"] == other["method"] and mine["perturbation"] == other["perturbation"]
-            if how_much_added(mine) == how_much_added(other) + by and not is_longer(other)
+            if how_much_added(mine) == how_much_added(other) + by
+            if is_longer(mine) == is_longer(other)
         ]
         found += [paired(results, mine, other) for other in less[-1:]]
     return found
@@ -219,12 +221,12 @@ def figure(results: dict[str, Any], found: Sequence[Pair] | None = None) -> Any:
 
 def _style(cell: dict[str, Any], cells: list[dict[str, Any]]) -> dict[str, Any]:
     """A method's colour and mark; what shares them with rows before it is hollow, and dashed or,
-    after other such rows, dotted or both."""
+    after other such rows, in other dashes."""
     names = [named(each) for each in cells if each["method"] == cell["method"]]
     before = [*dict.fromkeys(names)].index(named(cell))
     if not before:
         return of_method(cell)
-    line = ("--", ":", "-.")[min(before, 3) - 1]
+    line = DASHES[min(before, len(DASHES)) - 1]
     return of_method(cell) | {"linestyle": line, "markerfacecolor": "white"}
 
 
