@@ -64,8 +64,9 @@ def figure(results: dict[str, Any]) -> Any:
             color = colormaps["viridis"](0.9 * number / max(count - 1, 1))
             return {"color": color, "marker": "osDv^"[number % 5], "label": said.format(cell[key])}
 
+        if axis is not axes[0, 0]:
+            axis.sharey(axes[0, 0])
         resolutions(axis, results, cells, style)
-        axis.sharey(axes[0, 0])
         axis.set_title(LABELS[method], fontsize=11)
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set_ylabel("top-1 accuracy, %")
