@@ -82,6 +82,18 @@ def test_not_where_another_backend_is_asked_for(backend, taken):
     assert taken
 
 
+def test_a_projection_without_a_bias_is_called(taken):
+    model, x = nano(position="comrope-torus").double(), image()
+    for block in model.blocks:
+        block.attn.qkv.bias.data.zero_()
+    expected = model(x)
+    taken.clear()
+    for block in model.blocks:
+        block.attn.qkv.bias = None
+    assert relative_error(model(x), expected) < 1e-12
+    assert not taken
+
+
 def test_hooks_on_the_rotation_are_called(taken):
     model, seen = nano(position="comrope-torus").double(), []
     expected = model(x := image())

@@ -165,11 +165,11 @@ def test_what_is_done_to_the_projection_is_not_passed_by(adapt):
     after = model(x)
     assert relative_error(after, before) > 1e-3
     plain = nano(position="comrope-torus", rotate_values=True)
-    plain.load_state_dict(nano_state(model), strict=True)
+    plain.load_state_dict(doubled_state(model), strict=True)
     assert relative_error(after, plain(x)) < 1e-4
 
 
-def nano_state(model):
+def doubled_state(model):
     """Of a plain model that does as one whose projections were made to do twice as much."""
     state = {n: v for n, v in model.state_dict().items() if "parametrizations" not in n}
     return state | {

@@ -136,7 +136,9 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Project:
 def _is_plain(module: nn.Module) -> bool:
     """Whether nothing is lost where the weight is used and the module not called: no adapter, no
     hook, no weight that is more than numbers."""
-    plain = type(module) is nn.Linear and type(module.weight) is nn.Parameter
+    plain = type(module) is nn.Linear and all(
+        type(parameter) is nn.Parameter for parameter in (module.weight, module.bias)
+    )
     patched = "forward" in vars(module) or _hooked(module)
     return plain and not (patched or module._backward_hooks or module._backward_pre_hooks)
 

@@ -103,7 +103,7 @@ class Comparison(Decisive):
         rows = [tuned(row, preset) for row in ROWS]
         every = [replace(row, perturbation=p) for row in rows for p in preset.perturbations]
         full = [tuned(row, preset) for row in full_rows()]
-        cheap = [row for row in (*rows, *full) if row_key(row) in (PATCH_UNITS, full[0].name)]
+        cheap = [row for row in (*rows, *full) if row.name in (PATCH_UNITS, _full_name("rope"))]
         longer = [
             replace(row, longer=A_QUARTER, name=f"{row.name}, a quarter longer") for row in cheap
         ]
