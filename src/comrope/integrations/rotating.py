@@ -25,6 +25,8 @@ ROTATING_MODELS = (
     "llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "dinov3_vit",
 )  # fmt: skip
 THEIRS = "apply_rotary_pos_emb"
+# Frequencies are a function of the length of each input, which a learned rotation does not follow.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class Positions(nn.Module):
@@ -102,6 +104,7 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     layers = [part for part in model.modules() if THEIRS in names_in(type(part).forward)]
     holder, name, stock = _cosines_of(model, layers)
+    _check_length_independent(stock)
     seen = config.model_type == "dinov3_vit"
     positions: Positions = PatchPositions(stock) if seen else TokenPositions(stock)
     options.setdefault("init", "rope")
@@ -152,6 +155,18 @@ def _apply(q: Tensor, k: Tensor, positions: Tensor, rotation: RotaryEmbedding) -
     turned = rotation(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)
     pairs = zip(turned, (q, k), strict=True)
     return tuple(torch.cat((part, x[..., dim:]), dim=-1) for part, x in pairs)
+
+
+def _check_length_independent(stock: nn.Module) -> None:
+    """Raise if the model computes its frequencies from the length of each input."""
+    rope_type = getattr(stock, "rope_type", "default")
+    if rope_type in LENGTH_DEPENDENT:
+        raise ValueError(
+            f"model: rope_type {rope_type!r} is not supported, because its frequencies change with "
+            "the length of the input and learned rotations do not: outputs would be wrong beyond "
+            "the original length. Expected a rope_type with constant frequencies, such as "
+            "'default', 'linear', 'llama3' or 'yarn'"
+        )
 
 
 def _cosines_of(model: nn.Module, layers: list[nn.Module]) -> tuple[nn.Module, str, Any]:

@@ -72,8 +72,11 @@ def swap(
 
     Returns:
         The model. Its weights keep their names; each attention layer has a module ``comrope`` more,
-        which an optimizer should not decay. Frequencies that a model would change with the length
-        of its input ("dynamic", "longrope") stay as they are now.
+        which an optimizer should not decay.
+
+    Raises:
+        ValueError: The model is not supported, or computes its frequencies from the length of each
+            input (``rope_type`` "dynamic" and "longrope"). The model is unchanged.
     """
     checks.one_of("ape", ape, ("keep", "drop"))
     check_weights(model)
