@@ -23,17 +23,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from comrope.experiments.boxes import BoxBatch
-from comrope.experiments.checkpoint import write_atomically
+from comrope.experiments.bench.timing import allocated, make_ready, peak_above, time_in_turns
+from comrope.experiments.common.console import machine
+from comrope.experiments.common.distributed import autocast, create_accelerator
 from comrope.experiments.config import Config, load_recipe
-from comrope.experiments.detect import detection_loss
-from comrope.experiments.distributed import autocast, create_accelerator
-from comrope.experiments.evaluate import build_model, compile_blocks, vit_of
-from comrope.experiments.graphs import replay_in_training
-from comrope.experiments.logs import machine
-from comrope.experiments.optim import create_optimizer
+from comrope.experiments.data.boxes import BoxBatch
 from comrope.experiments.studies import Cell
-from comrope.experiments.timing import allocated, make_ready, peak_above, time_in_turns
+from comrope.experiments.tasks.detection import detection_loss
+from comrope.experiments.training.checkpoint import write_atomically
+from comrope.experiments.training.cuda_graph import replay_in_training
+from comrope.experiments.training.evaluate import build_model, compile_blocks, vit_of
+from comrope.experiments.training.optim import create_optimizer
 
 METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 LIMIT = 1e-4  # of the features' difference, relative

@@ -20,14 +20,14 @@ from typing import Any
 
 import psutil
 
+from comrope.experiments.bench.timing import seconds
+from comrope.experiments.common.console import machine
+from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.config import Config, load_recipe
-from comrope.experiments.data import Batch, train_loader
-from comrope.experiments.distributed import create_accelerator
-from comrope.experiments.loading import start
-from comrope.experiments.logs import machine
-from comrope.experiments.meter import Meter
-from comrope.experiments.run import Run
-from comrope.experiments.timing import seconds
+from comrope.experiments.data.batches import Batch, train_loader
+from comrope.experiments.data.workers import start
+from comrope.experiments.training.metrics import Meter
+from comrope.experiments.training.trainer import Run
 
 STEPS = 10
 

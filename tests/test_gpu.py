@@ -7,7 +7,7 @@ import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients
 
 import comrope
-from comrope.experiments import timing
+from comrope.experiments.bench import timing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -195,8 +195,8 @@ def test_a_network_never_waits_for_the_gpu(position, values):
 
 def test_the_optimizer_is_fused_and_can_be_saved():
     from comrope.experiments.config import load_recipe
-    from comrope.experiments.optim import create_optimizer
-    from comrope.experiments.state import (
+    from comrope.experiments.training.optim import create_optimizer
+    from comrope.experiments.training.state import (
         load_optimizer,
         optimizer_numbers,
         optimizer_tensors,

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from comrope import analysis
-from comrope.groups import parameter_groups
 from comrope.methods import METHODS
+from comrope.optim import parameter_groups
 from comrope.positions import grid, perturb, relative, rescale, shift, with_class_token
 from comrope.rotary import RotaryEmbedding
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from comrope._dtypes import compute_dtype, no_autocast, widen
 from comrope.angles import skew_spectrum
-from comrope.precision import compute_dtype, no_autocast, widen
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from comrope.precision import no_autocast
+from comrope._dtypes import no_autocast
 
 __all__ = [
     "Angles",

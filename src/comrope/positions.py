@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from comrope import checks
-from comrope.precision import numbers_like
+from comrope import _checks
+from comrope._dtypes import numbers_like
 
 __all__ = [
     "check_positions",
@@ -40,10 +40,10 @@ def grid(
     """
     if not isinstance(shape, Iterable):
         raise ValueError(f"shape: expected one size per axis, such as ({shape!r},), got {shape!r}")
-    sizes = tuple(checks.integer("shape", size, 0) for size in shape)
+    sizes = tuple(_checks.integer("shape", size, 0) for size in shape)
     if not sizes:
         raise ValueError("shape: expected at least one axis, got none")
-    scales = checks.per_axis("scale", scale, len(sizes))
+    scales = _checks.per_axis("scale", scale, len(sizes))
     axes = [
         (torch.arange(size, device=device, dtype=dtype or torch.get_default_dtype()) + 0.5)
         * (extent / max(size, 1))
@@ -55,7 +55,7 @@ def grid(
 def relative(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
     """Relative scaling (Sec. 3.4): raw coordinates (..., N) on a canvas of this size, x_i / X_i."""
     coordinates = _floating("coordinates", coordinates)
-    sizes = checks.per_axis("canvas", canvas, coordinates.shape[-1], positive=True)
+    sizes = _checks.per_axis("canvas", canvas, coordinates.shape[-1], positive=True)
     return coordinates / numbers_like(sizes, coordinates)
 
 
@@ -69,8 +69,8 @@ def with_class_token(
     an offset moves the image away from.) For ``grid(..., scale=s)`` the centre is s / 2.
     """
     positions = _floating("positions", positions)
-    place = numbers_like(checks.per_axis("center", center, positions.shape[-1]), positions)
-    place = place.expand(*positions.shape[:-2], checks.integer("count", count, 0), -1)
+    place = numbers_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
+    place = place.expand(*positions.shape[:-2], _checks.integer("count", count, 0), -1)
     return torch.cat((place, positions), dim=-2)
 
 
@@ -92,8 +92,8 @@ def perturb(
     """
     positions = _floating("positions", positions)
     num_axes = positions.shape[-1]
-    patch = checks.per_axis("patch_size", patch_size, num_axes)
-    intensity = checks.real("intensity", intensity)
+    patch = _checks.per_axis("patch_size", patch_size, num_axes)
+    intensity = _checks.real("intensity", intensity)
     chosen = range(num_axes) if axes is None else tuple(axes)
     for axis in chosen:
         if axis not in range(num_axes):
@@ -115,7 +115,7 @@ def shift(
 
     Positions (B, T, N), or shared ones with ``batch_size``, get an offset for each sample.
     """
-    std = checks.real("std", std)
+    std = _checks.real("std", std)
     positions = _per_sample(_floating("positions", positions), batch_size)
     offsets = (*positions.shape[:-2], 1, positions.shape[-1])
     return positions + std * _randn(offsets, positions, generator)
@@ -136,10 +136,10 @@ def rescale(
     model sees of positions at another resolution, neighbours that are nearer or farther, it has
     then seen in training.
     """
-    if checks.real("most", most) < 1:
+    if _checks.real("most", most) < 1:
         raise ValueError(f"most: expected a factor of at least 1, got {most!r}")
     positions = _per_sample(_floating("positions", positions), batch_size)
-    middle = numbers_like(checks.per_axis("center", center, positions.shape[-1]), positions)
+    middle = numbers_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
     device = generator.device if generator is not None else positions.device
     shape = (*positions.shape[:-2], 1, 1)
     drawn = torch.rand(shape, generator=generator, device=device, dtype=positions.dtype)
@@ -181,7 +181,7 @@ def _floating(label: str, positions: Tensor) -> Tensor:
 def _per_sample(positions: Tensor, batch_size: int | None) -> Tensor:
     if batch_size is None:
         return positions
-    checks.integer("batch_size", batch_size, 0)
+    _checks.integer("batch_size", batch_size, 0)
     if positions.ndim != 2:
         raise ValueError(
             f"batch_size: positions {tuple(positions.shape)} are per sample already; "

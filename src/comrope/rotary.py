@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope import checks, ops
-from comrope.angles import Angles
-from comrope.inputs import (
+from comrope import _checks, ops
+from comrope._dtypes import compute_dtype, no_autocast
+from comrope._inputs import (
     check_axes,
     check_one_and_places,
     check_pair,
@@ -19,9 +19,9 @@ from comrope.inputs import (
     check_vectors,
     check_vectors_and_places,
 )
+from comrope.angles import Angles
 from comrope.methods import create_method
 from comrope.positions import check_positions
-from comrope.precision import compute_dtype, no_autocast
 
 __all__ = ["RotaryEmbedding"]
 
@@ -106,10 +106,10 @@ class RotaryEmbedding(nn.Module):
             dtype=dtype,
             **options,
         )
-        self.channel_order = checks.one_of("channel_order", channel_order, CHANNEL_ORDERS)
+        self.channel_order = _checks.one_of("channel_order", channel_order, CHANNEL_ORDERS)
         if channel_order == "half" and head_dim % 2:
             raise ValueError(f"head_dim: channel_order 'half' needs an even one, got {head_dim}")
-        self.num_prefix_tokens = checks.integer("num_prefix_tokens", num_prefix_tokens, 0)
+        self.num_prefix_tokens = _checks.integer("num_prefix_tokens", num_prefix_tokens, 0)
         self.backend = backend
         with torch.no_grad():
             ops.choose_backend(self.angles(), backend, channel_order=channel_order)

@@ -7,17 +7,17 @@ import sys
 import pytest
 import torch
 
-from comrope.experiments import bench as benches
+from comrope.experiments.bench import suites
+from comrope.experiments.bench.cases import Setting
 from comrope.experiments.bench.parity import Verdict
 from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
-from comrope.experiments.bench.setting import Setting
 from comrope.experiments.cli import main
 
 CPU = torch.device("cpu")
 TINY = Setting(
     device=CPU, dtype=torch.float32, rounds=2, compile=False, batch=2, size="small", depth=1,
     grid=(2, 2), llama_tokens=8, llama_heads=2, llama_key_heads=1, llama_head_dim=16, copied_mib=1,
-    language=benches.PRESETS["small"].sizes["language"],
+    language=suites.PRESETS["small"].sizes["language"],
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from comrope.experiments.config import Config, to_yaml
-from comrope.experiments.folders import CONFIG, RESULT
+from comrope.experiments.runs.directory import CONFIG, RESULT
 from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
 from comrope.experiments.studies.markdown import spread
 from comrope.experiments.studies.plan import make_plan

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from comrope.experiments import loading
 from comrope.experiments.config import Config, load_recipe
-from comrope.experiments.train import train
+from comrope.experiments.data import workers
+from comrope.experiments.training.train import train
 
 # There is one server a process: for what the tests start as well.
-loading.PRELOAD = (*loading.PRELOAD, "comrope.experiments.train", "experiments.runs")
+workers.PRELOAD = (*workers.PRELOAD, "comrope.experiments.training.train", "experiments.runs")
 TINY = {
     "model.name": "vit_nano_patch4_12",
     "train.epochs": 2,
@@ -55,7 +55,7 @@ def _child(config: Config, folder: Path) -> None:
 
 def in_process(config: Config, folder: Path) -> multiprocessing.Process:
     """A real process, forked from a server that has imported everything: it starts at once."""
-    loading.start_server()
+    workers.start_server()
     process = multiprocessing.get_context("forkserver").Process(
         target=_child, args=(config, folder)
     )

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from comrope.analysis import rotary_modules
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, load_run
-from comrope.experiments.inspection import inspect_run
-from comrope.experiments.start import begin_with
-from comrope.experiments.train import train
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.inspect import inspect_run
+from comrope.experiments.tasks.init_from import begin_with
+from comrope.experiments.training.evaluate import build_model, load_run
+from comrope.experiments.training.train import train
 from experiments.images import config_for
 from experiments.runs import same, weights
 from experiments.test_resume import stop_after

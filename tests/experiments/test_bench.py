@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comrope.experiments import bench as benches
-from comrope.experiments import timing
-from comrope.experiments.bench import rivals, rotations, runner
+from comrope.experiments.bench import rivals, rotations, runner, suites, timing
 from comrope.experiments.bench.language import llama_block
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, PlainRoPE, Shape
 from comrope.experiments.bench.rotations import COPY, HUGGING_FACE, llama_rotation
@@ -25,7 +23,7 @@ from comrope.experiments.bench.runner import (
     Subject,
     run_part,
 )
-from comrope.experiments.timing import Times
+from comrope.experiments.bench.timing import Times
 from experiments.benches import CPU, TINY, command, fake, fake_part
 
 GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)
@@ -50,7 +48,7 @@ def broken() -> Subject:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     out = tmp_path_factory.mktemp("bench")
-    return out, benches.bench(["liere", "rotation"], TINY, out, preset="tiny", progress=False)
+    return out, suites.bench(["liere", "rotation"], TINY, out, preset="tiny", progress=False)
 
 
 def test_json_csv_and_picture_are_written(measured):
@@ -99,7 +97,7 @@ def test_a_backend_that_cannot_run_is_a_row_with_the_reason(measured):
 
 @pytest.mark.parametrize("suite", ["attention", "vit", "llama", "language"])
 def test_networks_are_checked_and_set_against_none(suite, tmp_path, capfd):
-    results = benches.bench([suite], replace(TINY, rounds=1), tmp_path, progress=False)
+    results = suites.bench([suite], replace(TINY, rounds=1), tmp_path, progress=False)
     assert results["failures"] == 0
     rows = [row for row in results["rows"] if row["part"].startswith(("One", "ViT", "A Llama"))]
     named = by_name(rows)
@@ -120,9 +118,9 @@ def test_networks_are_checked_and_set_against_none(suite, tmp_path, capfd):
 
 
 def test_a_wrong_candidate_is_not_timed_and_the_exit_code_says_so(monkeypatch, tmp_path, capfd):
-    sizes = {name: getattr(TINY, name) for name in benches.PRESETS["small"].sizes}
-    tiny = replace(benches.PRESETS["small"], sizes=sizes)
-    monkeypatch.setitem(benches.PRESETS, "small", tiny)
+    sizes = {name: getattr(TINY, name) for name in suites.PRESETS["small"].sizes}
+    tiny = replace(suites.PRESETS["small"], sizes=sizes)
+    monkeypatch.setitem(suites.PRESETS, "small", tiny)
     monkeypatch.setattr(rotations, "RIVALS", {PLAIN: PlainRoPE.of})
     monkeypatch.setattr(rivals, "_rotate_half", lambda x: 1.001 * x)
     assert command(monkeypatch, "rotation", "--rounds", 1, "--out", tmp_path) == 1
@@ -176,8 +174,8 @@ def test_a_gpu_has_a_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     for name in ("auto", "cuda"):
-        assert benches.setting_of(device=name).device == torch.device("cuda:1")
-    assert benches.setting_of(device="cuda:0").device == torch.device("cuda:0")
+        assert suites.setting_of(device=name).device == torch.device("cuda:1")
+    assert suites.setting_of(device="cuda:0").device == torch.device("cuda:0")
 
 
 def test_the_median_and_the_quartiles():

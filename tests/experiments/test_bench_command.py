@@ -10,11 +10,10 @@ import time
 import pytest
 import torch
 
-from comrope.experiments import bench as benches
-from comrope.experiments.bench import parity
+from comrope.experiments.bench import parity, suites
+from comrope.experiments.bench.cases import Setting
 from comrope.experiments.bench.runner import Candidate, Part, Subject
-from comrope.experiments.bench.setting import Setting
-from comrope.experiments.errors import Interrupted
+from comrope.experiments.common.errors import Interrupted
 from experiments.benches import TINY, command, fake, fake_part
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quick_bench")]
@@ -42,7 +41,7 @@ def test_mistakes_are_told_in_a_line(arguments, message, monkeypatch, tmp_path, 
 
 def test_some_rows_beside_the_yardstick(monkeypatch, tmp_path, capfd):
     part = fake_part(fake("none"), fake("ours"), fake("theirs"), fake("others"))
-    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
+    monkeypatch.setitem(suites.SUITES, "rotation", (lambda setting: part,))
     run = ("rotation", "--device", "cpu", "--out", tmp_path)
     assert command(monkeypatch, *run, "--only", "our", "--only", "others") == 0
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
@@ -64,9 +63,9 @@ def test_an_interruption_keeps_what_was_timed(monkeypatch, tmp_path):
         Candidate("second", stopped, method="rope", compiled=True),
         fake("third", compiled=True),
     )
-    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
+    monkeypatch.setitem(suites.SUITES, "rotation", (lambda setting: part,))
     with pytest.raises(Interrupted, match="rotation: stopped; what was timed is in"):
-        benches.bench(["rotation", "vit"], TINY, tmp_path, progress=False)
+        suites.bench(["rotation", "vit"], TINY, tmp_path, progress=False)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["finished"] == {}
     assert [(row["name"], row["compiled"]) for row in results["rows"]] == [
@@ -80,8 +79,8 @@ def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     part = fake_part(fake("none"), fake("ours"))
-    monkeypatch.setitem(benches.SUITES, "rotation", (lambda setting: part,))
-    monkeypatch.setitem(benches.SUITES, "vit", (interrupt,))
+    monkeypatch.setitem(suites.SUITES, "rotation", (lambda setting: part,))
+    monkeypatch.setitem(suites.SUITES, "vit", (interrupt,))
     assert command(monkeypatch, "rotation", "vit", "--device", "cpu", "--out", tmp_path) == 130
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["suites"] == ["rotation", "vit"]
@@ -90,7 +89,7 @@ def test_an_interruption_keeps_the_finished_suites(monkeypatch, tmp_path):
 
 
 def test_the_usual_dtype_is_one_that_the_device_is_made_for():
-    assert benches.setting_of("small", device="cpu").dtype == torch.float32
-    assert benches.setting_of("full", device="cpu").compile
-    assert not benches.setting_of("full", device="cpu", compiled=False).compile
+    assert suites.setting_of("small", device="cpu").dtype == torch.float32
+    assert suites.setting_of("full", device="cpu").compile
+    assert not suites.setting_of("full", device="cpu", compiled=False).compile
     assert parity.watched_samples(128) == [0, 64, 127]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from comrope.experiments.errors import UserError
-from comrope.experiments.folders import WEIGHTS
-from comrope.experiments.studies.beside import is_at_hand, look_beside
-from comrope.experiments.train import train
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.runs.directory import WEIGHTS
+from comrope.experiments.studies.measure import is_at_hand, look_beside
+from comrope.experiments.training.train import train
 from experiments.runs import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")

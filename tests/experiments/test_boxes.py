@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from comrope.experiments.boxes import BoxedImages, collate_boxes, open_boxed
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import IGNORED, Key
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model
-from comrope.experiments.scenes import SIDE, Scenes
+from comrope.experiments.data.batches import IGNORED, Key
+from comrope.experiments.data.boxes import BoxedImages, collate_boxes, open_boxed
+from comrope.experiments.data.scenes import SIDE, Scenes
+from comrope.experiments.training.evaluate import build_model
 
 BOX = [20, 10, 30, 16]  # left, top, width, height
 POLYGON = [[20, 10, 50, 10, 50, 26, 20, 26]]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from comrope.experiments.evaluate import load_run
-from comrope.experiments.inspection import angles_moved, ape_variation
+from comrope.experiments.inspect import angles_moved, ape_variation
+from comrope.experiments.training.evaluate import load_run
 
 TINY = (
     "model.name=vit_nano_patch4_12", "train.epochs=2", "train.batch_size=120",

@@ -10,19 +10,19 @@ import torch
 
 import comrope
 from comrope.analysis import rotary_modules
+from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import Key, Normalize, Validation, train_loader
-from comrope.experiments.data import TrainBatches as Batches
-from comrope.experiments.distributed import create_accelerator
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import _places, build_model, evaluate_run, load_run
-from comrope.experiments.inspection import _layers
-from comrope.experiments.run import Run
-from comrope.experiments.sources import open_sources
-from comrope.experiments.start import begin_with
+from comrope.experiments.data.batches import Key, Normalize, Validation, train_loader
+from comrope.experiments.data.batches import TrainBatches as Batches
+from comrope.experiments.data.images import open_sources
+from comrope.experiments.inspect import _layers
 from comrope.experiments.studies import run_name
-from comrope.experiments.train import is_finished, train
-from comrope.experiments.views import View, views_of
+from comrope.experiments.tasks.init_from import begin_with
+from comrope.experiments.tasks.views import View, views_of
+from comrope.experiments.training.evaluate import _places, build_model, evaluate_run, load_run
+from comrope.experiments.training.train import is_finished, train
+from comrope.experiments.training.trainer import Run
 from comrope.methods import METHODS
 from experiments.runs import tiny
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from pycocotools import mask
 
-from comrope.experiments.coco import METRICS, Coco, metrics
-from comrope.experiments.errors import UserError
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.data.coco import METRICS, Coco, metrics
 
 TREE = {
     "images": [

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from comrope.experiments import runner
+from comrope.experiments import launch
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import decisive, load_recipe
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model
-from comrope.experiments.figures import save
-from comrope.experiments.studies import PRESETS, STUDIES, Cell, beyond, run_name
-from comrope.experiments.studies.comparison import figure, pairs, table
+from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
+from comrope.experiments.studies.fair import rows
+from comrope.experiments.studies.fair.comparison import figure, pairs, table
 from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.plots import save
 from comrope.experiments.studies.reproduce import reproduce
+from comrope.experiments.training.evaluate import build_model
 from experiments.results import cell_of, results_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,7 +108,7 @@ def test_the_fields_of_a_row_come_last_and_a_command_cannot_set_them(tmp_path):
 
 def test_every_row_gets_what_a_search_found_for_it(monkeypatch):
     found = {"imagenette": {"vanilla RoPE, patch units": {"model.base": 100}, "none": None}}
-    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": found}.__getitem__)
+    monkeypatch.setattr(rows, "packaged", {"fair/tuned.yaml": found}.__getitem__)
     for preset, wanted in (("small", 100), ("demo", None)):
         for cell in STUDY.cells(PRESETS[preset]):
             config = cell.config(load_recipe(PRESETS[preset].recipe), 0)
@@ -117,9 +118,9 @@ def test_every_row_gets_what_a_search_found_for_it(monkeypatch):
 
 
 def test_what_was_found_is_of_rows_that_are_there_and_can_be_built():
-    rows = {beyond.row_key(row) for row in (*beyond.ROWS, *beyond.full_rows(), beyond.CONTROL)}
-    for recipe, found in beyond.packaged("tuned.yaml").items():
-        assert set(found) <= rows | {beyond.EVERY}
+    known = {rows.row_key(row) for row in (*rows.ROWS, *rows.full_rows(), rows.CONTROL)}
+    for recipe, found in rows.packaged("fair/tuned.yaml").items():
+        assert set(found) <= known | {rows.EVERY}
         (preset,) = (p for p in PRESETS.values() if p.recipe == recipe)
         small = load_recipe("digits").with_overrides({"model.name": "vit_nano_patch4_12"})
         for cell in STUDY.cells(preset):
@@ -146,7 +147,7 @@ def demo(tmp_path_factory):
     """All rows, a step each, in this process."""
     out = tmp_path_factory.mktemp("comparison")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)])
+        patch.setattr(launch, "slots", lambda device, per_gpu: [launch.Slot(None, 1)])
         results = reproduce(
             "comparison",
             out=out,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import (
     Config,
     differences,
@@ -14,7 +15,6 @@ from comrope.experiments.config import (
     to_dict,
     to_yaml,
 )
-from comrope.experiments.errors import UserError
 from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
 from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import paper_figures

@@ -13,12 +13,19 @@ import pytest
 import torch
 from PIL import Image
 
-from comrope.experiments.data import IGNORED, Images, Key, TrainBatches, Validation, train_loader
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import evaluate_run
-from comrope.experiments.sources import Digits, open_sources
-from comrope.experiments.train import train
-from comrope.experiments.views import View
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.data.batches import (
+    IGNORED,
+    Images,
+    Key,
+    TrainBatches,
+    Validation,
+    train_loader,
+)
+from comrope.experiments.data.images import Digits, open_sources
+from comrope.experiments.tasks.views import View
+from comrope.experiments.training.evaluate import evaluate_run
+from comrope.experiments.training.train import train
 from experiments.images import config_for, shards_of, spoil, tar_of
 from experiments.runs import tiny
 

@@ -10,15 +10,15 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 
 from comrope.analysis import rotary_modules
-from comrope.experiments.boxes import BoxedImages, collate_boxes, open_boxed
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import Key
-from comrope.experiments.detect import begin_detector, detection_loss, find, score
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, vit_of
-from comrope.experiments.optim import parameter_groups
-from comrope.experiments.train import train
-from comrope.experiments.views import View
+from comrope.experiments.data.batches import Key
+from comrope.experiments.data.boxes import BoxedImages, collate_boxes, open_boxed
+from comrope.experiments.tasks.detection import begin_detector, detection_loss, find, score
+from comrope.experiments.tasks.views import View
+from comrope.experiments.training.evaluate import build_model, vit_of
+from comrope.experiments.training.optim import parameter_groups
+from comrope.experiments.training.train import train
 from comrope.models import create_model
 from experiments.runs import same, tiny, weights
 
@@ -211,7 +211,7 @@ def test_labels_become_the_categories_of_the_file(tmp_path):
 
     for name, size in (("a.png", (100, 80)), ("b.png", (60, 60))):
         Image.new("L", size).save(tmp_path / "val" / name)
-    from comrope.experiments.coco import Coco
+    from comrope.experiments.data.coco import Coco
 
     source = Coco(tmp_path, "val", "L")
     found = evaluated(source, answers(source))

@@ -10,20 +10,21 @@ from dataclasses import replace
 
 import pytest
 
-from comrope.experiments import run as runs
-from comrope.experiments import runner, scenes
-from comrope.experiments.coco import METRICS
+from comrope.experiments import launch
+from comrope.experiments.common.console import read_log
+from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.evaluate import evaluate_run
+from comrope.experiments.data import scenes
+from comrope.experiments.data.coco import METRICS
 from comrope.experiments.export import export
-from comrope.experiments.folders import read_result
-from comrope.experiments.inspection import inspect_run
-from comrope.experiments.logs import read_log
+from comrope.experiments.inspect import inspect_run
+from comrope.experiments.runs.directory import read_result
 from comrope.experiments.studies import PRESETS, STUDIES
 from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import reproduce
-from comrope.experiments.train import is_finished, train
+from comrope.experiments.training import trainer
+from comrope.experiments.training.evaluate import evaluate_run
+from comrope.experiments.training.train import is_finished, train
 from experiments.runs import same, weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,7 +70,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_weights(few, tmp_path, monkey
     train(short(), tmp_path / "whole", progress=False)
     steps = iter([False, True])
     with monkeypatch.context() as stopping:
-        stopping.setattr(runs.Run, "should_stop", lambda self: next(steps))
+        stopping.setattr(trainer.Run, "should_stop", lambda self: next(steps))
         with pytest.raises(Interrupted):
             train(short(), tmp_path / "run", progress=False)
     train(short(), tmp_path / "run", progress=False)
@@ -157,7 +158,7 @@ def test_two_processes_find_what_one_finds(whole, tmp_path):
 def test_the_study_trains_a_backbone_first_and_shows_what_is_found(
     few, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(runner, "slots", lambda *_: [runner.Slot(None, 1)])  # in this process
+    monkeypatch.setattr(launch, "slots", lambda *_: [launch.Slot(None, 1)])  # in this process
     fields = [f"{k}={v}" for k, v in SHORT.items() if k != "train.start_from"]
     results = reproduce(
         "detection",

@@ -107,7 +107,7 @@ def test_a_folder_that_not_every_process_sees_is_refused(alone, tmp_path):
         "import os, sys\n"
         "from pathlib import Path\n"
         "from comrope.experiments.config import load_recipe\n"
-        "from comrope.experiments.train import train\n"
+        "from comrope.experiments.training.train import train\n"
         "out = Path(sys.argv[1], os.environ['RANK'])\n"
         "config = load_recipe(sys.argv[2])\n"
         "train(config, out, progress=False)\n"

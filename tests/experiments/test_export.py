@@ -13,15 +13,15 @@ from torch import nn
 
 from comrope import METHODS
 from comrope.experiments import export as exporting
-from comrope.experiments.checkpoint import write_atomically, write_tensors
 from comrope.experiments.cli import main
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import to_yaml
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, load_run
 from comrope.experiments.export import export
-from comrope.experiments.folders import CONFIG, WEIGHTS
+from comrope.experiments.runs.directory import CONFIG, WEIGHTS
+from comrope.experiments.training.checkpoint import write_atomically, write_tensors
+from comrope.experiments.training.evaluate import build_model, load_run
 from comrope.models import POSITIONS, ViT, create_model
-from comrope.models.exportable import Exportable, exponential
+from comrope.models.export import Exportable, exponential
 from experiments.runs import tiny
 
 

@@ -14,14 +14,14 @@ import torch
 
 import comrope
 from comrope.analysis import rotary_modules
+from comrope.experiments.common.console import read_log
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import differences, load_recipe
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, load_run
-from comrope.experiments.inspection import angles_moved, inspect_run
-from comrope.experiments.logs import read_log
-from comrope.experiments.start import begin_with
+from comrope.experiments.inspect import angles_moved, inspect_run
 from comrope.experiments.studies import run_name
-from comrope.experiments.train import train
+from comrope.experiments.tasks.init_from import begin_with
+from comrope.experiments.training.evaluate import build_model, load_run
+from comrope.experiments.training.train import train
 from experiments.runs import finetuned, in_process, same, tiny, weights
 from experiments.test_resume import stop_after
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from comrope.experiments import runner
+from comrope.experiments import launch
+from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.runner import Task, run_all
+from comrope.experiments.launch import Task, run_all
 from comrope.experiments.studies import PRESETS, STUDIES, run_name
 from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import reproduce
@@ -56,7 +56,7 @@ def test_runs_go_seed_by_seed(tmp_path, monkeypatch):
     seen: list[Task] = []
 
     def note(tasks, **_):
-        seen.extend(runner._in_order(tasks))
+        seen.extend(launch._in_order(tasks))
         raise Interrupted("here")
 
     monkeypatch.setattr("comrope.experiments.studies.reproduce.run_all", note)
@@ -69,8 +69,8 @@ def test_runs_go_seed_by_seed(tmp_path, monkeypatch):
 
 def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
     ran = []
-    monkeypatch.setattr(runner, "train", lambda config, folder, progress: ran.append(folder.name))
-    monkeypatch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)])
+    monkeypatch.setattr(launch, "train", lambda config, folder, progress: ran.append(folder.name))
+    monkeypatch.setattr(launch, "slots", lambda device, per_gpu: [launch.Slot(None, 1)])
     starts = {"c": "b", "b": "a", "d": "elsewhere", "a": None}
     tasks = [
         Task(tiny(train__start_from=start and str(tmp_path / start)), tmp_path / name)
@@ -84,7 +84,7 @@ def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
 
 
 def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)] * 2)
+    monkeypatch.setattr(launch, "slots", lambda device, per_gpu: [launch.Slot(None, 1)] * 2)
     first = tiny(model__position="ape", train__epochs=1, train__perturbation=0.0)
     configs = {
         "from-good": finetuned(tmp_path / "good"),
@@ -104,7 +104,7 @@ def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_pat
 
 def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeypatch):
     """In this process; the processes of a study are tested elsewhere."""
-    monkeypatch.setattr(runner, "slots", lambda device, per_gpu: [runner.Slot(None, 1)])
+    monkeypatch.setattr(launch, "slots", lambda device, per_gpu: [launch.Slot(None, 1)])
     settings = {
         "out": tmp_path,
         "seeds": 2,
@@ -132,8 +132,8 @@ def test_the_study_end_to_end_runs_what_is_missing_and_resumes(tmp_path, monkeyp
 
 
 def test_several_runs_share_a_gpu(monkeypatch):
-    monkeypatch.setattr(runner.torch.cuda, "device_count", lambda: 2)
-    places = runner.slots("auto", per_gpu=3)
+    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 2)
+    places = launch.slots("auto", per_gpu=3)
     assert sorted(slot.gpu for slot in places) == [0, 0, 0, 1, 1, 1]
     assert {slot.gpu for slot in places[:2]} == {0, 1}  # first one on each
-    assert len(runner.slots("auto")) == 2
+    assert len(launch.slots("auto")) == 2

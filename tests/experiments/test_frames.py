@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comrope.experiments.clips import Moving, frame_numbers, moving_clip
+from comrope.experiments.data.clips import Moving, frame_numbers, moving_clip
 
 
 def eight(count: int) -> list[int]:

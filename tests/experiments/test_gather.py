@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from comrope.experiments.cli import app
-from comrope.experiments.errors import UserError
-from comrope.experiments.logs import console
+from comrope.experiments.common.console import console
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import seeds_said
 from comrope.experiments.studies.reproduce import reproduce

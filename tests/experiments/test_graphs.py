@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from comrope.experiments import graphs, run
 from comrope.experiments.config import load_recipe
-from comrope.experiments.graphs import replay_in_training
+from comrope.experiments.training import cuda_graph, trainer
+from comrope.experiments.training.cuda_graph import replay_in_training
 from comrope.models import ViT
 from comrope.models.detection import PlainBackbone
 
@@ -81,7 +81,7 @@ def test_only_what_is_like_the_sample_is_replayed(monkeypatch):
         ordinary = module.forward
         module.forward = lambda x: replays.append(x.shape) or ordinary(x)
 
-    monkeypatch.setattr(graphs.torch.cuda, "make_graphed_callables", record)
+    monkeypatch.setattr(cuda_graph.torch.cuda, "make_graphed_callables", record)
     replay_in_training(module, torch.zeros(4, 3))
 
     def show(rows, dtype=torch.float32):
@@ -107,5 +107,5 @@ def test_nothing_is_recorded_where_it_could_not_be_replayed(monkeypatch, device,
     """On no GPU, on several, or where gradients are added up. (To record would fail here.)"""
     config = load_recipe("coco").with_overrides({"train.accumulate": parts})
     accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
-    monkeypatch.setattr(run, "replay_in_training", pytest.fail)
-    run.Run._record_backbone(SimpleNamespace(config=config, accelerator=accelerator))
+    monkeypatch.setattr(trainer, "replay_in_training", pytest.fail)
+    trainer.Run._record_backbone(SimpleNamespace(config=config, accelerator=accelerator))

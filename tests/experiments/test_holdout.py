@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import Validation
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import evaluate_run
-from comrope.experiments.holdout import draw
-from comrope.experiments.sources import open_sources
+from comrope.experiments.data.batches import Validation
+from comrope.experiments.data.holdout import draw
+from comrope.experiments.data.images import open_sources
 from comrope.experiments.studies import run_name
-from comrope.experiments.train import train
-from comrope.experiments.views import usual_view
+from comrope.experiments.tasks.views import usual_view
+from comrope.experiments.training.evaluate import evaluate_run
+from comrope.experiments.training.train import train
 from experiments.images import config_for, shards_of, tar_of
 from experiments.runs import tiny
 

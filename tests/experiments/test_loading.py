@@ -16,16 +16,16 @@ import pytest
 import torch
 from PIL import Image
 
-from comrope.experiments import loading
+from comrope.experiments.common.console import read_log
+from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import Batch, TrainBatches, Validation, train_loader
-from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.loading import Kept, end, start
-from comrope.experiments.logs import read_log
-from comrope.experiments.run import Run
-from comrope.experiments.sources import open_sources
-from comrope.experiments.train import train
-from comrope.experiments.views import View
+from comrope.experiments.data import workers
+from comrope.experiments.data.batches import Batch, TrainBatches, Validation, train_loader
+from comrope.experiments.data.images import open_sources
+from comrope.experiments.data.workers import Kept, end, start
+from comrope.experiments.tasks.views import View
+from comrope.experiments.training.train import train
+from comrope.experiments.training.trainer import Run
 from experiments.images import config_for, make_folder, shards_of, spoil, tar_of
 from experiments.runs import tiny
 
@@ -199,7 +199,7 @@ def test_pictures_are_kept_as_they_are():
 
 
 def test_more_images_than_the_memory_are_not_kept(packed, monkeypatch):
-    monkeypatch.setattr(loading, "_memory", lambda: 20 * 30 * 3 * 48)
+    monkeypatch.setattr(workers, "_memory", lambda: 20 * 30 * 3 * 48)
     with pytest.raises(UserError, match=r"data.cache: 48 images .* data.cache=false"):
         open_sources(config_for(packed["folder"], data__cache=True))
 
@@ -208,7 +208,7 @@ def test_signals_wait_until_processes_have_started():
     survived = []
 
     def interrupted() -> None:
-        with loading._uninterrupted():
+        with workers._uninterrupted():
             signal.raise_signal(signal.SIGINT)
             survived.append(True)
 

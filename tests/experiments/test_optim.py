@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comrope.experiments.distributed import create_accelerator
-from comrope.experiments.evaluate import build_model
-from comrope.experiments.objectives import objective_of
-from comrope.experiments.optim import parameter_groups
+from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.tasks.base import objective_of
+from comrope.experiments.training.evaluate import build_model
+from comrope.experiments.training.optim import parameter_groups
 from experiments.runs import tiny
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_rel
 
-from comrope.experiments.studies.paired import Difference, by_seed, compare, decided_together
+from comrope.experiments.studies.stats import Difference, by_seed, compare, decided_together
 from experiments.results import cell_of
 
 settings.register_profile("comrope", deadline=None, max_examples=25, derandomize=True)

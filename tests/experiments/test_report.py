@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from comrope.experiments.cli import app
-from comrope.experiments.errors import UserError
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.studies.report import MARKED, report
 from experiments.results import finish_runs
 

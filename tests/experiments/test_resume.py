@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from comrope.experiments import checkpoint
-from comrope.experiments.errors import Interrupted, UserError
-from comrope.experiments.evaluate import evaluate_run
-from comrope.experiments.logs import read_log
-from comrope.experiments.train import train
+from comrope.experiments.common.console import read_log
+from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.training import checkpoint
+from comrope.experiments.training.evaluate import evaluate_run
+from comrope.experiments.training.train import train
 from experiments.runs import in_process, same, tiny, weights
 
 
@@ -97,7 +97,7 @@ def test_the_averaged_weights_are_the_ones_kept_and_evaluated(tmp_path):
 
 def stop_after(step: int, config, folder: Path, monkeypatch) -> None:
     """A run told to stop after this step."""
-    from comrope.experiments.run import Run
+    from comrope.experiments.training.trainer import Run
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "should_stop", lambda run: run.step == step)
@@ -224,7 +224,7 @@ def test_more_resolutions_are_added_to_what_is_there(tmp_path):
 
 
 def test_a_signal_in_evaluation_stops_it(tmp_path, monkeypatch):
-    from comrope.experiments.run import Run
+    from comrope.experiments.training.trainer import Run
 
     finish = Run.finish
 
@@ -257,7 +257,7 @@ def test_a_first_writing_that_was_cut_off_does_not_block_the_folder(tmp_path):
 
 
 def test_the_log_has_every_step_once_even_without_a_checkpoint(tmp_path, monkeypatch):
-    from comrope.experiments.run import Run
+    from comrope.experiments.training.trainer import Run
 
     def killed(run):
         if run.step == 3:
@@ -274,7 +274,7 @@ def test_the_log_has_every_step_once_even_without_a_checkpoint(tmp_path, monkeyp
 
 
 def test_a_run_that_stopped_before_its_first_checkpoint_may_be_corrected(tmp_path, monkeypatch):
-    from comrope.experiments.run import Run
+    from comrope.experiments.training.trainer import Run
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "fit", lambda run: (_ for _ in ()).throw(UserError("wrong")))
@@ -284,7 +284,7 @@ def test_a_run_that_stopped_before_its_first_checkpoint_may_be_corrected(tmp_pat
 
 
 def test_a_signal_in_an_evaluation_between_epochs_saves_first(tmp_path, monkeypatch):
-    from comrope.experiments.run import Run
+    from comrope.experiments.training.trainer import Run
 
     evaluate = Run.evaluate
 

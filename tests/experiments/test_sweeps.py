@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from comrope.experiments.figures import draw
-from comrope.experiments.studies import sweeps, tables
+from comrope.experiments.studies import tables
+from comrope.experiments.studies.paper import sweeps
+from comrope.experiments.studies.plots import draw
 from comrope.experiments.studies.reproduce import paper_figures
 from experiments.results import cell_of, results_of
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comrope.experiments import scenes
+from comrope.experiments.common.console import read_log
+from comrope.experiments.common.errors import Interrupted
 from comrope.experiments.config import load_recipe
-from comrope.experiments.errors import Interrupted
-from comrope.experiments.logs import read_log
-from comrope.experiments.run import Run
-from comrope.experiments.train import train
+from comrope.experiments.data import scenes
+from comrope.experiments.training.train import train
+from comrope.experiments.training.trainer import Run
 from experiments.runs import tiny
 
 pytestmark = [

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from comrope.experiments.config import load_recipe
-from comrope.experiments.data import Key, Normalize, TrainBatches, Validation, train_loader
-from comrope.experiments.sources import open_sources
-from comrope.experiments.transforms import RandomCrop, Resize, resized
-from comrope.experiments.views import View, usual_view
+from comrope.experiments.data.batches import Key, Normalize, TrainBatches, Validation, train_loader
+from comrope.experiments.data.images import open_sources
+from comrope.experiments.data.transforms import RandomCrop, Resize, resized
+from comrope.experiments.tasks.views import View, usual_view
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDING = 2  # of 255 levels, after two axes

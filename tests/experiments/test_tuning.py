@@ -8,17 +8,18 @@ import pytest
 import yaml
 
 from comrope.experiments.config import decisive, load_recipe
-from comrope.experiments.evaluate import build_model
-from comrope.experiments.figures import save
-from comrope.experiments.studies import PRESETS, STUDIES, ablation, beyond, tuning
+from comrope.experiments.studies import PRESETS, STUDIES, ablation
+from comrope.experiments.studies.fair import rows, tuning
 from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.plots import save
 from comrope.experiments.studies.reproduce import Asked, gathered
+from comrope.experiments.training.evaluate import build_model
 from experiments.results import cell_of, results_of
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = ["model.name=vit_nano_patch4_12", "evaluate.resolutions=12"]
-ROWS = {beyond.row_key(row): row for row in beyond.ROWS}
-FULL = {row.name: row for row in beyond.full_rows()}
+ROWS = {rows.row_key(row): row for row in rows.ROWS}
+FULL = {row.name: row for row in rows.full_rows()}
 
 
 def planned(name: str, preset: str = "demo"):
@@ -26,7 +27,7 @@ def planned(name: str, preset: str = "demo"):
 
 
 def test_every_row_that_has_something_to_tune_has_as_many_trials():
-    trials = beyond.packaged("search.yaml")
+    trials = rows.packaged("fair/search.yaml")
     assert set(trials) == {*ROWS, *FULL}
     for some in trials.values():
         assert len({tuple(sorted(trial.items())) for trial in some}) == len(some) == 6
@@ -41,11 +42,11 @@ def test_one_trial_is_the_recipe_as_it_is(preset):
         fields = decisive(cell.config(recipe, 0))
         return {**fields, "model.base": fields["model.base"] or 10000}
 
-    common = beyond._found(beyond.EVERY, PRESETS[preset])  # by now the recipe's, to the others
+    common = rows._found(rows.EVERY, PRESETS[preset])  # by now the recipe's, to the others
     cells = STUDIES["tuning"].cells(PRESETS[preset])
     for key, row in ROWS.items():
-        as_it_is = row if key == beyond.SEARCHED else beyond._with(row, common)
-        assert said(as_it_is) in [said(c) for c in cells if beyond.row_key(c) == key], key
+        as_it_is = row if key == rows.SEARCHED else rows._with(row, common)
+        assert said(as_it_is) in [said(c) for c in cells if rows.row_key(c) == key], key
 
 
 def test_trials_are_shorter_and_never_see_the_validation_set():
@@ -92,7 +93,7 @@ def searched() -> dict:
 def test_a_row_with_all_that_can_be_added_is_searched_like_the_others(monkeypatch):
     found = {"model.near": 8.0, "model.base": 10.0}
     tuned = {"imagenette": {"vanilla RoPE, values and near": found}}
-    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": tuned}.__getitem__)
+    monkeypatch.setattr(rows, "packaged", {"fair/tuned.yaml": tuned}.__getitem__)
     cells = {c.name: dict(c.fields) for c in STUDIES["comparison"].cells(PRESETS["small"])}
     assert cells["vanilla RoPE, values and near"] == {"model.rotate_values": True, **found}
     unsearched = cells["comrope-torus, values and near"]
@@ -106,7 +107,7 @@ def test_what_rows_have_is_what_the_trials_that_are_kept_have_found(preset):
     results = ROOT / "results"
     found = gathered(Asked("tuning", preset), results / "runs", "")
     kept = {key: fields for key, fields in
-            beyond.packaged("tuned.yaml")[PRESETS[preset].recipe].items() if fields}  # fmt: skip
+            rows.packaged("fair/tuned.yaml")[PRESETS[preset].recipe].items() if fields}  # fmt: skip
     assert kept
     assert tuning.best(found) == kept
 
@@ -145,11 +146,13 @@ def test_the_best_by_the_training_resolution_alone_is_not_chosen():
 
 def test_what_was_found_with_ape_holds_for_every_row_and_for_the_trials_of_the_others(monkeypatch):
     files = {
-        "tuned.yaml": {"imagenette": {"every row": {"optim.lr": 0.5}, "liere": {"model.base": 7}}},
-        "search.yaml": {key: [{"optim.angle_lr_scale": 4}] for key in (*ROWS, *FULL)},
+        "fair/tuned.yaml": {
+            "imagenette": {"every row": {"optim.lr": 0.5}, "liere": {"model.base": 7}}
+        },
+        "fair/search.yaml": {key: [{"optim.angle_lr_scale": 4}] for key in (*ROWS, *FULL)},
     }
-    files["search.yaml"]["ape"] = [{"optim.lr": 0.1}]
-    monkeypatch.setattr(beyond, "packaged", files.__getitem__)
+    files["fair/search.yaml"]["ape"] = [{"optim.lr": 0.1}]
+    monkeypatch.setattr(rows, "packaged", files.__getitem__)
     for cell in STUDIES["comparison"].cells(PRESETS["small"]):
         assert dict(cell.fields)["optim.lr"] == 0.5
         if "model.near" not in dict(cell.fields):
@@ -211,7 +214,7 @@ def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
 def test_an_ablation_stands_on_what_was_found_and_drops_what_is_no_change(monkeypatch):
     fields = {"model.init": "rope", "model.base": 100.0, "optim.angle_lr_scale": 4}
     tuned = {"imagenette": {"comrope-ld": fields}}
-    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": tuned}.__getitem__)
+    monkeypatch.setattr(rows, "packaged", {"fair/tuned.yaml": tuned}.__getitem__)
     recipe = load_recipe("imagenette")
     cells = [c for c in STUDIES["ablation"].cells(PRESETS["small"]) if c.method == "comrope-ld"]
     configs = {cell.name.partition(", ")[2]: cell.config(recipe, 0) for cell in cells}

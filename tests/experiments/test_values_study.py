@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import decisive, load_recipe
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model
-from comrope.experiments.figures import save
-from comrope.experiments.studies import PRESETS, STUDIES, beyond, comparison, values
+from comrope.experiments.studies import PRESETS, STUDIES
+from comrope.experiments.studies.fair import comparison, rows, values
 from comrope.experiments.studies.plan import make_plan
+from comrope.experiments.studies.plots import save
 from comrope.experiments.studies.reproduce import _described, reproduce
+from comrope.experiments.training.evaluate import build_model
 from experiments.results import cell_of, finish_runs, results_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +44,7 @@ def _differences(one, other):
 
 def test_all_start_with_the_same_frequencies_and_nothing_is_searched(tmp_path, monkeypatch):
     found = {"imagenette32": {"every row": {"optim.lr": 0.5}, "liere": {"model.base": 7}}}
-    monkeypatch.setattr(beyond, "packaged", {"tuned.yaml": found}.__getitem__)
+    monkeypatch.setattr(rows, "packaged", {"fair/tuned.yaml": found}.__getitem__)
     recipe = load_recipe("imagenette32")
     for configs in make_plan(STUDIES["values"], TINY, tmp_path).rows.values():
         assert configs[0].optim.lr == recipe.optim.lr

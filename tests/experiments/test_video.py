@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from comrope.experiments.clips import frame_numbers
-from comrope.experiments.errors import UserError
-from comrope.experiments.video import CachedVideos, open_clips
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.data.clips import frame_numbers
+from comrope.experiments.data.videos import CachedVideos, open_clips
 from experiments.videos import FRAMES, data_of, eight, numbers_of, source_of, write_video
 
 cv2 = pytest.importorskip("cv2")
@@ -157,7 +157,7 @@ def test_bad_files_leave_the_terminal_alone(tmp_path):
     hostile(tmp_path)
     code = f"""
 from pathlib import Path
-from comrope.experiments.video import _decode
+from comrope.experiments.data.videos import _decode
 for path in Path({str(tmp_path)!r}).iterdir():
     try:
         _decode(path, range, "RGB")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from comrope.experiments import clips, loading
-from comrope.experiments.errors import UserError
-from comrope.experiments.video import Videos, open_clips
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.data import clips, workers
+from comrope.experiments.data.videos import Videos, open_clips
 from experiments.videos import copied, data_of, eight, numbers_of, write_video
 
 
@@ -178,12 +178,12 @@ def test_without_opencv_it_says_what_to_install(ucf, monkeypatch):
 def test_more_than_the_memory_is_not_cached(ucf, monkeypatch):
     size = 4 * 16 * 48 * 64 * 3
     data = data_of(ucf, cache=True)
-    monkeypatch.setattr(loading, "_memory", lambda: size / 0.8 - 1)
+    monkeypatch.setattr(workers, "_memory", lambda: size / 0.8 - 1)
     with pytest.raises(UserError, match=r"data.cache: 4 videos .* GiB .* data.cache=false"):
         open_clips(data)
-    monkeypatch.setattr(loading, "_memory", lambda: size / 0.8 + 1)
+    monkeypatch.setattr(workers, "_memory", lambda: size / 0.8 + 1)
     open_clips(data)
-    for several in ("LOCAL_WORLD_SIZE", loading.SIDE_BY_SIDE):
+    for several in ("LOCAL_WORLD_SIZE", workers.SIDE_BY_SIDE):
         monkeypatch.setenv(several, "2")
         with pytest.raises(UserError, match=r"data.cache: "):
             open_clips(data)
@@ -191,7 +191,7 @@ def test_more_than_the_memory_is_not_cached(ucf, monkeypatch):
 
 
 def test_there_is_some_memory():
-    assert 2**20 < loading._memory() < 2**50
+    assert 2**20 < workers._memory() < 2**50
 
 
 def test_splits_with_videos_in_common_are_refused(ucf, tmp_path):

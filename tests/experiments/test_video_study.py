@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from comrope.experiments.errors import UserError
-from comrope.experiments.folders import RESULT
-from comrope.experiments.studies import backwards, video
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.runs.directory import RESULT
+from comrope.experiments.studies import backwards
+from comrope.experiments.studies.paper import video
+from comrope.experiments.studies.paper.video import pair_of, told_apart
 from comrope.experiments.studies.reproduce import reproduce
-from comrope.experiments.studies.video import pair_of, told_apart
 from experiments.results import cell_of, results_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from comrope.experiments import video
-from comrope.experiments.clips import frame_numbers
 from comrope.experiments.config import Data
-from comrope.experiments.video import Videos
+from comrope.experiments.data import videos
+from comrope.experiments.data.clips import frame_numbers
+from comrope.experiments.data.videos import Videos
 
 cv2 = pytest.importorskip("cv2")
-video._opencv()  # quiet, before it is used
+videos._opencv()  # quiet, before it is used
 
 FRAMES = 40
 

@@ -12,7 +12,7 @@ import comrope
 from comrope.analysis import rotary_modules
 from comrope.models import POSITIONS, ViT
 from comrope.models.detection import PlainBackbone
-from comrope.models.pyramid import SimplePyramid, windowed_attention
+from comrope.models.detection.pyramid import SimplePyramid, windowed_attention
 
 LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 

@@ -9,7 +9,7 @@ from torchvision.ops import box_iou
 
 from comrope.analysis import rotary_modules
 from comrope.models.detection import load_timm_weights
-from comrope.models.detector import detector
+from comrope.models.detection.detector import detector
 
 LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 

@@ -11,7 +11,7 @@ from small import nano
 import comrope
 from comrope.models import ViT
 from comrope.models.attention import Attention
-from comrope.models.exportable import Exportable
+from comrope.models.export import Exportable
 
 
 def image() -> torch.Tensor:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from small import nano
 from test_saving import same
 
-from comrope.models import ViT, saving
+from comrope.models import ViT, pretrained
 
 
 def edit(folder: Path, **arguments) -> None:
@@ -160,7 +160,7 @@ def test_a_write_that_fails_leaves_what_was_there(error, saved, monkeypatch):
         Path(path).write_bytes(b"half of it")
         raise error
 
-    monkeypatch.setattr(saving, "save_file", fail)
+    monkeypatch.setattr(pretrained, "save_file", fail)
     with pytest.raises(type(error), match=r"cannot be written \(disk full\)|^$"):
         nano(position="rope").save_pretrained(saved)
     assert sorted(os.listdir(saved)) == ["config.json", "model.safetensors"]
@@ -169,9 +169,10 @@ def test_a_write_that_fails_leaves_what_was_there(error, saved, monkeypatch):
 
 KILLED = """
 import os, sys
-from comrope.models import ViT, files
-flush = files._flush
-files._flush = lambda path: os.kill(os.getpid(), 9) if "config" in path.name else flush(path)
+from comrope import _files
+from comrope.models import ViT
+flush = _files._flush
+_files._flush = lambda path: os.kill(os.getpid(), 9) if "config" in path.name else flush(path)
 model = ViT.from_pretrained(sys.argv[1])
 model.reset_parameters()
 model.save_pretrained(sys.argv[1])

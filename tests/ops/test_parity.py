@@ -7,7 +7,7 @@ import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients, set_frequencies
 
 from comrope.analysis import scores
-from comrope.ops import line
+from comrope.ops import collinear
 
 SIZES = [(b, n) for b in (2, 3, 4, 8, 16) for n in (1, 2, 3, 4)]
 FROM_MATRICES = ("comrope-ap", "comrope-ld")
@@ -197,7 +197,7 @@ def test_sums_that_may_run_in_tf32_are_not_divided_by_small_gaps(monkeypatch):
     q, k = queries_and_keys(rope, tokens=50)
     positions = torch.rand(50, 2, dtype=torch.float64)
     expected = scores_and_gradients(rope, q, k, positions, "reference")["method.P"]
-    outer = line._outer
+    outer = collinear._outer
 
     def in_tf32(grad, x):
         def rounded(t):
@@ -205,7 +205,7 @@ def test_sums_that_may_run_in_tf32_are_not_divided_by_small_gaps(monkeypatch):
 
         return outer(rounded(grad.contiguous()), rounded(x.contiguous()))
 
-    monkeypatch.setattr(line, "_outer", in_tf32)
+    monkeypatch.setattr(collinear, "_outer", in_tf32)
     rope.float()
     single = [x.detach().float().requires_grad_() for x in (q, k)]
 
@@ -214,5 +214,5 @@ def test_sums_that_may_run_in_tf32_are_not_divided_by_small_gaps(monkeypatch):
         return relative_error(got.double(), expected)
 
     without = error()
-    monkeypatch.setattr(line, "_noise_of_sums", lambda like: 5e-4)
+    monkeypatch.setattr(collinear, "_noise_of_sums", lambda like: 5e-4)
     assert error() < 0.01 < without

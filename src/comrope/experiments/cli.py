@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from comrope.experiments.errors import Interrupted, UserError
+from comrope.experiments.common.errors import Interrupted, UserError
 
 __all__ = ["app", "main"]
 
@@ -43,8 +43,8 @@ def train_command(
     Under torchrun or accelerate launch all processes train it together.
     """
     from comrope.experiments.config import load_recipe
-    from comrope.experiments.train import train
-    from comrope.experiments.views import said
+    from comrope.experiments.tasks.views import said
+    from comrope.experiments.training.train import train
 
     config = load_recipe(recipe).with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
@@ -71,9 +71,9 @@ def eval_command(
     quiet: Quiet = False,
 ) -> None:
     """Accuracy of a trained model at any resolutions, with the image where it is or moved."""
-    from comrope.experiments.coco import METRICS
-    from comrope.experiments.evaluate import evaluate_run
-    from comrope.experiments.views import said
+    from comrope.experiments.data.coco import METRICS
+    from comrope.experiments.tasks.views import said
+    from comrope.experiments.training.evaluate import evaluate_run
 
     found = evaluate_run(
         run,
@@ -91,7 +91,7 @@ def eval_command(
             continue
         print(f"{said(entry['view']):>8}  {entry['top1']:6.2f} %{moved}")
     if out is not None and found:
-        from comrope.experiments.checkpoint import write_atomically
+        from comrope.experiments.training.checkpoint import write_atomically
 
         write_atomically(out, json.dumps(found, indent=1) + "\n")
 
@@ -125,7 +125,7 @@ def reproduce_command(
     quiet: Quiet = False,
 ) -> None:
     """A table and figure, of the paper or beyond: run what is missing, write down what is there."""
-    from comrope.experiments.runner import relaunch_on_all_gpus
+    from comrope.experiments.launch import relaunch_on_all_gpus
     from comrope.experiments.studies import PRESETS
     from comrope.experiments.studies.reproduce import reproduce
 
@@ -196,7 +196,7 @@ def bench_command(
 
     The exit code is 1 if a check failed. What was written to the folder before is replaced.
     """
-    from comrope.experiments.bench import bench, setting_of
+    from comrope.experiments.bench.suites import bench, setting_of
 
     setting = setting_of(
         preset, device=device, dtype=dtype, batch=batch, rounds=rounds, compiled=compiled
@@ -214,7 +214,7 @@ def inspect_command(
     out: Annotated[Path | None, typer.Option(help="By default RUN/inspect.")] = None,
 ) -> None:
     """Pictures of what a trained model has learned about positions."""
-    from comrope.experiments.inspection import inspect_run
+    from comrope.experiments.inspect import inspect_run
 
     facts = inspect_run(run, out or run / "inspect")
     for layer in facts.get("layers", []):

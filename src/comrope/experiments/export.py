@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from comrope._files import write_whole
 from comrope.analysis import rotary_modules
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import load_run
-from comrope.experiments.folders import CONFIG
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.runs.directory import CONFIG
+from comrope.experiments.training.evaluate import load_run
 from comrope.models import ViT
-from comrope.models.exportable import Exportable
-from comrope.models.files import write_whole
+from comrope.models.export import Exportable
 
 __all__ = ["FORMATS", "Differs", "Exported", "export"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope import checks
+from comrope import _checks
 from comrope.methods.base import INITS, Method, has_vanilla_frequencies, joint_angles
 from comrope.methods.comrope_ap import ComRoPEAP
 from comrope.methods.comrope_ld import ComRoPELD
@@ -30,4 +30,4 @@ METHODS: tuple[str, ...] = tuple(_CLASSES)
 
 def create_method(name: str, **options: Any) -> Method:
     """The position encoding called ``name``, one of ``METHODS``."""
-    return _CLASSES[checks.one_of("method", name, METHODS)](**options)
+    return _CLASSES[_checks.one_of("method", name, METHODS)](**options)

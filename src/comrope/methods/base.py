@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from comrope import checks
+from comrope import _checks
+from comrope._dtypes import numbers_like
 from comrope.angles import Angles, plane_generators
-from comrope.precision import numbers_like
 
 __all__ = [
     "INITS",
@@ -57,18 +57,18 @@ class Method(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = {**self.options, **self._known(options)}
-        self.num_heads = checks.integer("num_heads", num_heads, 1)
-        self.head_dim = checks.integer("head_dim", head_dim, 2)
-        self.num_axes = checks.integer("num_axes", num_axes, 1)
-        self.block_size = checks.integer("block_size", block_size, 2)
-        self.init = checks.one_of("init", init, INITS)
-        self.spread = checks.real("spread", spread, positive=True)
+        self.num_heads = _checks.integer("num_heads", num_heads, 1)
+        self.head_dim = _checks.integer("head_dim", head_dim, 2)
+        self.num_axes = _checks.integer("num_axes", num_axes, 1)
+        self.block_size = _checks.integer("block_size", block_size, 2)
+        self.init = _checks.one_of("init", init, INITS)
+        self.spread = _checks.real("spread", spread, positive=True)
         if self.spread != 1 and (init != "normal" or self.name == "rope"):
             raise ValueError(
                 f"spread: expected 1 of method {self.name!r} with init {init!r}, since only init "
                 f"'normal' of learned angles is drawn with one to widen; got {spread!r}"
             )
-        self.axis_order = checks.one_of("axis_order", axis_order, AXIS_ORDERS)
+        self.axis_order = _checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
         self.is_vanilla = has_vanilla_frequencies(self.name, init)
         self._check_blocks()
@@ -203,9 +203,11 @@ class Method(nn.Module):
                     f"'turned' and 'scattered' have vanilla RoPE's frequencies, got {value!r}; "
                     "other starts want positions in about [0, 1] (comrope.grid, comrope.relative)"
                 )
-        self.base = checks.real("base", 10000.0 if base is None else base, positive=True)
+        self.base = _checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
-        self.position_scale = checks.per_axis("position_scale", scale, self.num_axes, positive=True)
+        self.position_scale = _checks.per_axis(
+            "position_scale", scale, self.num_axes, positive=True
+        )
         self.given_frequencies: tuple[float, ...] | None = None
         if frequencies is not None:
             if self.init == "scattered":
@@ -216,7 +218,7 @@ class Method(nn.Module):
             if len(frequencies) != planes:
                 wanted = f"{planes}, one a plane of an axis"
                 raise ValueError(f"frequencies: expected {wanted}, got {len(frequencies)}")
-            self.given_frequencies = tuple(checks.real("frequencies", f) for f in frequencies)
+            self.given_frequencies = tuple(_checks.real("frequencies", f) for f in frequencies)
 
 
 def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:

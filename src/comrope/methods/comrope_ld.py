@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from comrope._dtypes import widen
 from comrope.angles import Line, plane_generators
 from comrope.methods.base import Method, skew_part
-from comrope.precision import widen
 
 __all__ = ["ComRoPELD"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from comrope._dtypes import widen
 from comrope.angles import Torus
 from comrope.methods.base import Method, skew_part
-from comrope.precision import widen
 
 __all__ = ["ComRoPETorus", "cayley"]
 

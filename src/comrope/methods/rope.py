@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comrope._dtypes import compute_dtype
 from comrope.angles import Torus
 from comrope.methods.base import Method
-from comrope.precision import compute_dtype
 
 __all__ = ["RoPE"]
 

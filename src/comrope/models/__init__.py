@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comrope.models.presets import SIZES, create_model
+from comrope.models.registry import SIZES, create_model
 from comrope.models.vit import POSITIONS, ViT
 
 __all__ = ["POSITIONS", "SIZES", "ViT", "create_model"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from comrope.precision import compute_dtype, no_autocast
+from comrope._dtypes import compute_dtype, no_autocast
 
 __all__ = ["AbsolutePositions", "Patches"]
 

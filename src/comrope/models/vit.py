@@ -13,15 +13,15 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from comrope import checks
+from comrope import _checks
 from comrope import positions as coordinates
+from comrope._dtypes import numbers_like
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
 from comrope.methods import METHODS, has_vanilla_frequencies, joint_angles
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
-from comrope.models.saving import Pretrained
-from comrope.precision import numbers_like
+from comrope.models.pretrained import Pretrained
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["POSITIONS", "ViT"]
@@ -98,7 +98,7 @@ class ViT(Pretrained):
         self._given = {k: given[k] for k in given if k not in HIDDEN}
         canvas = _sizes("img_size", img_size, 2 if isinstance(patch_size, int) else len(patch_size))
         patch = _sizes("patch_size", patch_size, len(canvas))
-        checks.one_of("position", position, POSITIONS)
+        _checks.one_of("position", position, POSITIONS)
         if ape and position == "none":
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
@@ -108,25 +108,25 @@ class ViT(Pretrained):
                 raise ValueError(
                     f"{name}: expected {off}, since position {position!r} has no rotation"
                 )
-        checks.one_of("rope_units", rope_units, ROPE_UNITS)
-        checks.one_of("class_position", class_position, CLASS_POSITIONS)
+        _checks.one_of("rope_units", rope_units, ROPE_UNITS)
+        _checks.one_of("class_position", class_position, CLASS_POSITIONS)
         _check_pool(global_pool, class_token)
-        checks.integer("num_heads", num_heads, 1)
+        _checks.integer("num_heads", num_heads, 1)
         if embed_dim % num_heads:
             raise ValueError(
                 f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}"
             )
         if "num_axes" in rotary_options:
             raise TypeError("num_axes: is the length of img_size, such as (1024,) or (8, 224, 224)")
-        self.num_axes, self.init_std = len(canvas), checks.real("init_std", init_std)
-        self.near = checks.real("near", near)
+        self.num_axes, self.init_std = len(canvas), _checks.real("init_std", init_std)
+        self.near = _checks.real("near", near)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
         self.num_classes, self.num_features = num_classes, embed_dim
         self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
-        self.patches = Patches(patch, checks.integer("in_chans", in_chans, 1), embed_dim)
+        self.patches = Patches(patch, _checks.integer("in_chans", in_chans, 1), embed_dim)
         self.train_grid = self.patches.grid_shape(canvas)
         factors = 1.0 if axis_scale is None else axis_scale
-        scale = checks.per_axis("axis_scale", factors, self.num_axes)
+        scale = _checks.per_axis("axis_scale", factors, self.num_axes)
         self.axis_scale = None if all(factor == 1 for factor in scale) else scale
         self._given["axis_scale"] = self.axis_scale
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim)) if class_token else None
@@ -324,10 +324,10 @@ def _sizes(label: str, value: int | Sequence[int], num_axes: int) -> tuple[int, 
     sizes = (value,) * num_axes if isinstance(value, int) else tuple(value)
     if label == "patch_size" and len(sizes) != num_axes:
         raise ValueError(f"{label}: expected {num_axes} sizes, as img_size has, got {value!r}")
-    return tuple(checks.integer(label, size, 1) for size in sizes)
+    return tuple(_checks.integer(label, size, 1) for size in sizes)
 
 
 def _check_pool(global_pool: str, class_token: bool) -> None:
-    checks.one_of("global_pool", global_pool, POOLS)
+    _checks.one_of("global_pool", global_pool, POOLS)
     if global_pool == "token" and not class_token:
         raise ValueError("global_pool: 'token' needs class_token=True, got False")

@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from comrope._dtypes import compute_dtype, no_autocast
 from comrope.angles import Angles, Free, Line, Torus, block_size_of
-from comrope.ops.choice import BACKENDS, Choice, choose_backend
+from comrope.ops.collinear import rotate_line
+from comrope.ops.dispatch import BACKENDS, Choice, choose_backend
+from comrope.ops.folding import basis_into_inputs, basis_into_outputs, change_channels
 from comrope.ops.layout import (
     at_every_token,
     halves_to_neighbours,
@@ -17,11 +20,8 @@ from comrope.ops.layout import (
     to_blocks,
     unpack,
 )
-from comrope.ops.line import rotate_line
 from comrope.ops.reference import rotate_reference, rotation_matrices
 from comrope.ops.spectral import rotate_torus
-from comrope.ops.weights import basis_into_inputs, basis_into_outputs, change_channels
-from comrope.precision import compute_dtype, no_autocast
 
 __all__ = [
     "BACKENDS",

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.experiments.bench.networks import NONE, Maker, candidates_of, from_gradient
-from comrope.experiments.bench.rivals import HuggingFaceRoPE, Rival
-from comrope.experiments.bench.rotations import HUGGING_FACE
-from comrope.experiments.bench.runner import Baseline, Part
-from comrope.experiments.bench.setting import (
+from comrope.experiments.bench.cases import (
     Setting,
     llama_positions,
     llama_rotary,
     llama_shape,
     stir,
 )
-from comrope.experiments.distributed import autocast
-from comrope.experiments.timing import Cast, cross_entropy_backward
+from comrope.experiments.bench.networks import NONE, Maker, candidates_of, from_gradient
+from comrope.experiments.bench.rivals import HuggingFaceRoPE, Rival
+from comrope.experiments.bench.rotations import HUGGING_FACE
+from comrope.experiments.bench.runner import Baseline, Part
+from comrope.experiments.bench.timing import Cast, cross_entropy_backward
+from comrope.experiments.common.distributed import autocast
 from comrope.integrations import fold, swap
 
 __all__ = ["LlamaBlock", "llama_block", "llama_model"]

@@ -14,16 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope.analysis import rotary_modules
-from comrope.experiments.bench.parity import network_parity
-from comrope.experiments.bench.rivals import (
-    PLAIN,
-    RIVALS,
-    PlainRoPE,
-    Rival,
-    RivalAttention,
-)
-from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
-from comrope.experiments.bench.setting import (
+from comrope.experiments.bench.cases import (
     Setting,
     Shape,
     block_size_of,
@@ -35,14 +26,23 @@ from comrope.experiments.bench.setting import (
     token_positions,
     used_backend,
 )
-from comrope.experiments.distributed import autocast
-from comrope.experiments.evaluate import compile_blocks
-from comrope.experiments.timing import (
+from comrope.experiments.bench.parity import network_parity
+from comrope.experiments.bench.rivals import (
+    PLAIN,
+    RIVALS,
+    PlainRoPE,
+    Rival,
+    RivalAttention,
+)
+from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
+from comrope.experiments.bench.timing import (
     Cast,
     cross_entropy_backward,
     inference_step,
     training_step,
 )
+from comrope.experiments.common.distributed import autocast
+from comrope.experiments.training.evaluate import compile_blocks
 from comrope.methods import METHODS
 from comrope.models import ViT, create_model
 from comrope.models.attention import Attention

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.experiments.bench.setting import Shape
+from comrope._dtypes import compute_dtype, no_autocast
+from comrope.experiments.bench.cases import Shape
 from comrope.models.attention import Attention
-from comrope.precision import compute_dtype, no_autocast
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [

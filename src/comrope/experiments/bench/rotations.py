@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from comrope import ops
-from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
-from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
-from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
-from comrope.experiments.bench.setting import (
+from comrope.experiments.bench.cases import (
     Setting,
     Shape,
     block_size_of,
@@ -32,6 +29,9 @@ from comrope.experiments.bench.setting import (
     token_positions,
     used_backend,
 )
+from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
+from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
+from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
 from comrope.methods import METHODS
 from comrope.rotary import RotaryEmbedding
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from comrope.experiments.bench.cases import Setting
 from comrope.experiments.bench.parity import Verdict
-from comrope.experiments.bench.setting import Setting
-from comrope.experiments.timing import (
+from comrope.experiments.bench.timing import (
     Recorder,
     Times,
     Work,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from comrope.experiments.errors import UserError
-from comrope.experiments.studies.beyond import (
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.studies.fair.rows import (
     Ablation,
     Comparison,
     LearnedAngles,
@@ -13,7 +13,7 @@ from comrope.experiments.studies.beyond import (
     Values,
     tuned,
 )
-from comrope.experiments.studies.cells import (
+from comrope.experiments.studies.study import (
     LABELS,
     OF_ROWS,
     PRESETS,

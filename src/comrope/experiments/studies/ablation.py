@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.figures import STYLES, new_figure
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
     CAUTION,
@@ -17,7 +16,8 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.paired import Difference, compare
+from comrope.experiments.studies.plots import STYLES, new_figure
+from comrope.experiments.studies.stats import Difference, compare
 
 __all__ = ["figure", "table"]
 

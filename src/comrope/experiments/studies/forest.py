@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from comrope.experiments.studies.paired import Difference
+from comrope.experiments.studies.stats import Difference
 
 __all__ = ["Line", "draw_forest"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from comrope.experiments.common.console import say
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config
-from comrope.experiments.errors import UserError
-from comrope.experiments.folders import read_result
-from comrope.experiments.logs import say
-from comrope.experiments.studies import detection
-from comrope.experiments.studies.beside import is_at_hand, look_beside
-from comrope.experiments.studies.cells import LABELS, Cell, run_name
+from comrope.experiments.runs.directory import read_result
 from comrope.experiments.studies.markdown import spread
-from comrope.experiments.train import is_finished
-from comrope.experiments.views import views_of
+from comrope.experiments.studies.measure import is_at_hand, look_beside
+from comrope.experiments.studies.paper import detection
+from comrope.experiments.studies.study import LABELS, Cell, run_name
+from comrope.experiments.tasks.views import views_of
+from comrope.experiments.training.train import is_finished
 
 __all__ = ["NothingThere", "gather_cell", "newest_machine", "what_is_there"]
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from comrope.experiments.studies.cells import LABELS
-from comrope.experiments.studies.paired import Difference, by_seed
+from comrope.experiments.studies.stats import Difference, by_seed
+from comrope.experiments.studies.study import LABELS
 
 __all__ = [
     "CAUTION",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import RUNTIME, Config, load_recipe
-from comrope.experiments.errors import UserError
 from comrope.experiments.studies import OF_ROWS, Cell, Preset, Study, run_name
 
 __all__ = ["Plan", "make_plan"]

@@ -12,12 +12,12 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from comrope.experiments import figures
-from comrope.experiments.checkpoint import write_atomically
-from comrope.experiments.errors import UserError
-from comrope.experiments.studies import brief, tables
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.studies import plots, tables
+from comrope.experiments.studies.fair import brief
 from comrope.experiments.studies.gathering import NothingThere
 from comrope.experiments.studies.reproduce import Asked, gathered
+from comrope.experiments.training.checkpoint import write_atomically
 
 __all__ = ["report"]
 
@@ -64,12 +64,12 @@ def _section(mark: Mark, document: Path, out: Path) -> str:
     except NothingThere:
         return f"Not run yet: `{mark.command}`.\n"
     if mark.brief is not None:
-        figures.save(brief.figure(results), document.parent / mark.brief)
+        plots.save(brief.figure(results), document.parent / mark.brief)
         body, picture = tables.below(brief.table(results), results), mark.brief
     else:
         scale = "" if asked.preset == "small" else f"-{asked.preset}"
         picture = f"{PICTURES}/results-{asked.folder}{scale}.png"
-        figures.draw(asked.name, results, document.parent / picture)
+        plots.draw(asked.name, results, document.parent / picture)
         _, _, body = tables.table(asked.name, results).partition("\n\n")
     return f"{body}\n![{results['title']}]({picture})\n"
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from comrope.experiments import checkpoint, figures
+from comrope.experiments.common.console import machine, say
+from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config, load_recipe, to_dict
-from comrope.experiments.distributed import create_accelerator
-from comrope.experiments.errors import UserError
-from comrope.experiments.evaluate import build_model, load_run
-from comrope.experiments.logs import machine, say
-from comrope.experiments.runner import Task, run_all
-from comrope.experiments.sources import open_sources
+from comrope.experiments.data.images import open_sources
+from comrope.experiments.launch import Task, run_all
 from comrope.experiments.studies import (
     LABELS,
     PRESETS,
@@ -27,16 +25,18 @@ from comrope.experiments.studies import (
     Cell,
     Preset,
     Study,
-    cost,
-    detection,
+    plots,
     run_name,
     tables,
 )
-from comrope.experiments.studies.cells import packaged
 from comrope.experiments.studies.gathering import gather_cell, newest_machine, what_is_there
 from comrope.experiments.studies.markdown import counts_of_seeds
+from comrope.experiments.studies.paper import cost, detection
 from comrope.experiments.studies.plan import Plan, make_plan
-from comrope.experiments.views import check_views, usual_view, views_of
+from comrope.experiments.studies.study import packaged
+from comrope.experiments.tasks.views import check_views, usual_view, views_of
+from comrope.experiments.training import checkpoint
+from comrope.experiments.training.evaluate import build_model, load_run
 
 __all__ = ["Asked", "gathered", "reproduce"]
 
@@ -192,7 +192,7 @@ def _evaluated(base: Config) -> dict[str, Any]:
 def paper_figures() -> dict[str, Any]:
     """What the paper printed."""
     # With keys as results.json has them.
-    return dict(json.loads(json.dumps(packaged("paper.yaml"))))
+    return dict(json.loads(json.dumps(packaged("paper/paper.yaml"))))
 
 
 def _described(base: Config, study: Study, preset: Preset, found: dict[str, Any]) -> str:
@@ -234,7 +234,7 @@ def _write(name: str, results: dict[str, Any], folder: Path) -> None:
     checkpoint.write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
     text = tables.table(name, results)
     checkpoint.write_atomically(folder / "table.md", text)
-    figures.draw(name, results, folder / "figure.png")
+    plots.draw(name, results, folder / "figure.png")
     print(text)
     print(f"results: {folder / 'results.json'}\ntable:   {folder / 'table.md'}")
     print(f"figure:  {folder / 'figure.png'}")

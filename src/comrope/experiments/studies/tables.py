@@ -20,21 +20,21 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.paired import compare
+from comrope.experiments.studies.stats import compare
 
 __all__ = ["ELSEWHERE", "below", "beside_the_papers", "made_elsewhere", "rows", "table"]
 
 # Studies whose table and figure have a file of their own, which stands on this one: which.
 ELSEWHERE = {
-    "block-size": "sweeps",
-    "perturbation": "sweeps",
-    "video": "video",
+    "block-size": "paper.sweeps",
+    "perturbation": "paper.sweeps",
+    "video": "paper.video",
     "backwards": "backwards",
-    "detection": "detection",
-    "comparison": "comparison",
-    "tuning": "tuning",
+    "detection": "paper.detection",
+    "comparison": "fair.comparison",
+    "tuning": "fair.tuning",
     "ablation": "ablation",
-    "values": "values",
+    "values": "fair.values",
     "units": "units",
     "angles": "angles",
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.figures import curve, new_figure, of_method
 from comrope.experiments.studies.markdown import label, number, rows, spread, spread_said
+from comrope.experiments.studies.plots import curve, new_figure, of_method
 
 __all__ = ["figure", "table"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comrope._dtypes import no_autocast
 from comrope.angles import Angles, Free, Line, Torus
 from comrope.ops.kernels import fused
 from comrope.ops.kernels.free import rotate_free
 from comrope.ops.layout import at_every_token, unpack
-from comrope.precision import no_autocast
 
 __all__ = ["prepare", "rotate_on_gpu", "rotate_packed_on_gpu"]
 

@@ -1,0 +1,280 @@
+"""``comrope bench``: how fast, against what, and only after a check that it is right.
+
+Every candidate passes a parity check in the same process before it is timed (``parity``).
+Where that fails no time is printed, and the command ends with an exit code other than zero.
+How times are taken and compared: ``runner``. What they are compared with: ``rivals``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comrope.experiments.bench.cases import Setting
+from comrope.experiments.bench.language import llama_block, llama_model
+from comrope.experiments.bench.networks import attention, vit
+from comrope.experiments.bench.report import described_machine, print_tables, write
+from comrope.experiments.bench.rotations import liere, llama_rotation, rotation
+from comrope.experiments.bench.runner import FAILURES, Part, run_part
+from comrope.experiments.common.console import progress_bar, say
+from comrope.experiments.common.errors import Interrupted, UserError
+
+__all__ = ["DTYPES", "PRESETS", "SUITES", "Preset", "bench", "setting_of"]
+
+SUITES: dict[str, tuple[Callable[[Setting], Part], ...]] = {
+    "rotation": (rotation,),
+    "attention": (attention,),
+    "vit": (vit,),
+    "llama": (llama_rotation, llama_block),
+    "language": (llama_model,),
+    "liere": (liere,),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes, and what is usual at that scale."""
+
+    batch: int
+    rounds: int
+    compile: bool
+    sizes: dict[str, Any]
+
+
+def _language(
+    *, width: int, depth: int, heads: int, vocabulary: int, tokens: int
+) -> dict[str, int]:
+    """A Llama of these sizes, in the words of its configuration; 4 query heads share a key head."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 4,
+        "max_position_embeddings": tokens,
+        "tokens": tokens,
+    }
+
+
+PRESETS = {
+    "small": Preset(
+        batch=2,
+        rounds=5,
+        compile=False,
+        sizes={
+            "size": "small",
+            "depth": 2,
+            "grid": (4, 4),
+            "llama_tokens": 128,
+            "llama_heads": 4,
+            "llama_key_heads": 2,
+            "llama_head_dim": 32,
+            "language": _language(width=64, depth=2, heads=4, vocabulary=128, tokens=32),
+            "copied_mib": 64,
+        },
+    ),
+    "full": Preset(
+        batch=128,
+        rounds=20,
+        compile=True,
+        sizes={
+            "size": "base",
+            "depth": 12,
+            "grid": (14, 14),
+            "llama_tokens": 8192,
+            "llama_heads": 32,
+            "llama_key_heads": 8,
+            "llama_head_dim": 128,
+            "language": _language(width=2048, depth=16, heads=32, vocabulary=32000, tokens=4096),
+            "copied_mib": 1024,
+        },
+    ),
+}
+
+
+def setting_of(
+    preset: str = "small",
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    batch: int | None = None,
+    rounds: int | None = None,
+    compiled: bool | None = None,
+) -> Setting:
+    """A preset with what the command says instead."""
+    chosen = PRESETS[_one_of("preset", preset, PRESETS)]
+    place = _device(device)
+    usual = "bfloat16" if place.type == "cuda" else "float32"
+    return Setting(
+        device=place,
+        dtype=DTYPES[_one_of("dtype", dtype or usual, DTYPES)],
+        rounds=_positive("rounds", rounds, chosen.rounds),
+        compile=chosen.compile if compiled is None else compiled,
+        batch=_positive("batch", batch, chosen.batch),
+        **chosen.sizes,
+    )
+
+
+def bench(
+    suites: Sequence[str],
+    setting: Setting,
+    out: Path,
+    *,
+    preset: str = "",
+    only: Sequence[str] = (),
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Run the suites, writing what there is to ``out`` after each of them; print the tables.
+
+    ``only``: of all candidates those whose names contain one of these, and the yardstick.
+    Returns what results.json holds; ``failures`` counts the rows that were red.
+    """
+    wanted = _suites(suites)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out: {out} is a file, expected a folder")
+    if setting.device.type == "cuda":
+        torch.cuda.set_device(setting.device)
+        _fill_workspaces(setting)
+    results: dict[str, Any] = {
+        "command": shlex.join(["comrope", *sys.argv[1:]]),
+        "preset": preset,
+        "suites": wanted,
+        "finished": {},
+        "machine": described_machine(setting.device),
+        "setting": _plain(setting),
+        "failures": 0,
+        "rows": [],
+    }
+    for suite in wanted:
+        begun = time.monotonic()
+        try:
+            with _stopped_by_signal() as came:
+                for make in SUITES[suite]:
+                    if (part := _some(make(setting), only)).candidates:
+                        _run(part, setting, progress, results["rows"])
+        except KeyboardInterrupt:
+            _keep_what_was_timed(results, out)
+            if not came:  # Ctrl-C
+                raise
+            raise Interrupted(f"{suite}: stopped; what was timed is in {out}") from None
+        results["finished"][suite] = round(time.monotonic() - begun, 1)
+        results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
+        if results["rows"]:
+            write(results, out)
+        if suite != wanted[-1]:
+            say(f"{suite}: {results['finished'][suite]:.0f} s, written to {out}")
+    if not results["rows"]:
+        raise UserError(f"only: no row's name contains {' or '.join(only)}")
+    print_tables(results["rows"])
+    for name in ("results.json", "results.csv", "figure.png"):
+        print(f"{name}: {out / name}")
+    return results
+
+
+def _fill_workspaces(setting: Setting) -> None:
+    """What the libraries allocate once: it must not count as memory of whoever comes first."""
+    x = torch.randn(256, 256, device=setting.device, dtype=setting.dtype, requires_grad=True)
+    torch.nn.functional.linear(x, x, x[0]).sum().backward()
+
+
+def _some(part: Part, only: Sequence[str]) -> Part:
+    wanted = [
+        candidate
+        for candidate in part.candidates
+        if candidate.name == part.yardstick or any(text in candidate.name for text in only)
+    ]
+    alone = all(candidate.name == part.yardstick for candidate in wanted)
+    return replace(part, candidates=[] if alone else wanted) if only else part
+
+
+@contextlib.contextmanager
+def _stopped_by_signal() -> Iterator[list[int]]:
+    """SIGTERM stops as Ctrl-C does, which no candidate takes for a fault of its own; the list says
+    that it came."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # signals belong to the main thread
+        return
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _keep_what_was_timed(results: dict[str, Any], out: Path) -> None:
+    done = results["finished"]
+    results["rows"] = [r for r in results["rows"] if r["suite"] in done or r["measures"]]
+    results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
+    if results["rows"]:
+        write(results, out)
+
+
+def _run(part: Part, setting: Setting, progress: bool, into: list[dict[str, Any]]) -> None:
+    with progress_bar(progress, "checks and rounds") as bar:
+        total = len(part.candidates) + setting.rounds
+        task = bar.add_task(part.suite, total=total, note="")
+
+        def advance(note: str) -> None:
+            bar.update(task, advance=1, note=note)
+
+        run_part(part, setting, advance, into)
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    """As JSON has it."""
+    values = {"device": str(setting.device), "dtype": setting.dtype_name}
+    return vars(setting) | values | {"grid": list(setting.grid)}
+
+
+def _suites(names: Sequence[str]) -> list[str]:
+    """Each once, in their own order."""
+    for name in names:
+        _one_of("suites", name, ("all", *SUITES))
+    everything = "all" in names or not names
+    return [suite for suite in SUITES if everything or suite in names]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: {name} is not here; {torch.cuda.device_count()} GPUs are")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _one_of(label: str, name: str, known: Any) -> str:
+    if name not in known:
+        raise UserError(f"{label}: expected one of {', '.join(known)}, got {name!r}")
+    return name
+
+
+def _positive(label: str, value: int | None, usual: int) -> int:
+    if value is not None and value < 1:
+        raise UserError(f"{label}: expected at least 1, got {value}")
+    return value or usual

@@ -1,0 +1,1 @@
+"""What all experiments share: errors, console, randomness, processes."""

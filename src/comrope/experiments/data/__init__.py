@@ -1,0 +1,1 @@
+"""Data sets, transforms and batches. Classes here take plain arguments, never a configuration."""

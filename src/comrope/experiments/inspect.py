@@ -1,0 +1,256 @@
+"""What a trained model has learned about positions, as numbers and as pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope import analysis
+from comrope import positions as coordinates
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.config import Config
+from comrope.experiments.studies import plots
+from comrope.experiments.tasks.init_from import OF_A_CLASSIFIER, begin_with
+from comrope.experiments.training.checkpoint import write_atomically
+from comrope.experiments.training.evaluate import build_model, load_run, vit_of
+from comrope.models import ViT
+from comrope.rotary import RotaryEmbedding
+
+__all__ = ["angle_elements", "angles_moved", "ape_variation", "at_the_start", "inspect_run"]
+
+OFFSETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+FINE = (49, 49)
+
+
+def angle_elements(model: nn.Module) -> Tensor:
+    """The elements above the diagonals of all angle matrices, as the paper's Tab. 6 has them.
+
+    Blocks that a method leaves at zero for an axis (ComRoPE-AP) are not elements it has.
+    """
+    found = []
+    for rope in analysis.rotary_modules(model).values():
+        matrices = rope.angle_matrices().detach().flatten(0, -3)
+        size = matrices.shape[-1]
+        row, column = torch.triu_indices(size, size, offset=1)
+        upper = matrices[:, row, column]
+        found.append(upper[upper.abs().sum(1) > 0].flatten())
+    if not found:
+        raise UserError("run: its model has no angle matrices")
+    return torch.cat(found).float().cpu()
+
+
+def at_the_start(config: Config) -> ViT:
+    """The model before its first step, as far as what it started from is still there."""
+    first = vit_of(build_model(config))
+    taken = config.train.start_from
+    if taken and Path(taken).is_dir():  # it may have been moved since
+        with contextlib.suppress(UserError):
+            begin_with(first, config, unused=OF_A_CLASSIFIER if config.detects else ())
+    return first
+
+
+def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
+    """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
+    start = analysis.rotary_modules(at_the_start(config))
+    moved = {}
+    for name, rope in analysis.rotary_modules(model).items():
+        before = start[name].angle_matrices().detach()
+        change = torch.linalg.vector_norm(rope.angle_matrices().detach().cpu() - before)
+        size = torch.linalg.vector_norm(before)
+        moved[name] = float(change / size if size > 0 else change)
+    return moved
+
+
+def ape_variation(model: ViT) -> list[float]:
+    """How much the absolute positions differ along each axis: spread along it over all spread."""
+    assert model.ape is not None
+    codes = model.ape.codebook.detach().unflatten(0, model.ape.grid)
+    return [float(codes.std(dim=axis).mean() / codes.std()) for axis in range(model.num_axes)]
+
+
+def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
+    """Numbers to ``inspect.json`` and pictures beside it; returns the numbers."""
+    config, model = load_run(folder)
+    model = vit_of(model)
+    ropes = analysis.rotary_modules(model)
+    facts: dict[str, Any] = {"run": str(folder), "position": config.model.position}
+    pictures = []
+    if model.ape is None and not ropes:
+        raise UserError(f"run: {folder} has no positions to look at ({config.model.position!r})")
+    if model.ape is not None:
+        facts["ape_variation"] = ape_variation(model)
+        name = "absolute" if ropes else "similarity"
+        pictures.append(_save(_ape_maps(model), out, name))
+    if ropes:
+        facts["layers"] = _layers(config, model, ropes)
+        if model.num_axes == 2:
+            pictures.append(_save(_similarity(ropes, model), out, "similarity"))
+        pictures += [
+            _save(_spectra(ropes, model), out, "spectra"),
+            _save(_commutators(ropes), out, "commutators"),
+            _save(_offset(ropes, model), out, "offset"),
+            _save(_elements(model), out, "elements"),
+        ]
+    facts["pictures"] = [str(path) for path in pictures]
+    write_atomically(out / "inspect.json", json.dumps(facts, indent=1) + "\n")
+    return facts
+
+
+def _layers(
+    config: Config, model: ViT, ropes: dict[str, RotaryEmbedding]
+) -> list[dict[str, float | str]]:
+    moved, scale = angles_moved(config, model), _scale(model)
+    positions = scale * coordinates.grid(model.train_grid)
+    return [
+        {
+            "layer": name,
+            "moved": moved[name],
+            "commutator": float(analysis.commutator_norms(rope).max()),
+            "offset_sensitivity": analysis.offset_sensitivity(
+                rope, positions, scale, generator=torch.Generator().manual_seed(0)
+            ),
+            "frequency": float(_frequencies(rope, model).mean()),
+        }
+        for name, rope in ropes.items()
+    ]
+
+
+def _scale(model: ViT) -> Tensor:
+    """What the model multiplies the coordinates of each axis with before its rotations see them."""
+    return torch.tensor(model.axis_scale or (1.0,) * model.num_axes)
+
+
+def _frequencies(rope: RotaryEmbedding, model: ViT) -> Tensor:
+    """(N, planes of all heads): radians per image width along each axis."""
+    return _scale(model).abs()[:, None] * analysis.axis_frequencies(rope).flatten(1)
+
+
+def _save(figure: Any, out: Path, name: str) -> Path:
+    plots.save(figure, out / f"{name}.png")
+    return out / f"{name}.png"
+
+
+def _short(name: str) -> str:
+    return f"layer {name.split('.')[1]}" if name.startswith("blocks.") else name
+
+
+def _chosen(ropes: dict[str, RotaryEmbedding], count: int) -> list[tuple[str, RotaryEmbedding]]:
+    """At most ``count`` layers, first and last among them."""
+    names = list(ropes)
+    if len(names) > count:
+        names = [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
+    return [(name, ropes[name]) for name in names]
+
+
+def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
+    fine, center = _scale(model) * coordinates.grid(FINE), 0.5 * _scale(model)
+    layers = _chosen(ropes, 4)
+    heads = min(6, layers[0][1].method.num_heads)
+    figure, axes = plots.new_figure(heads, len(layers), width=2.0, height=2.0)
+    for row, (name, rope) in zip(axes, layers, strict=True):
+        maps = analysis.similarity_map(rope, fine, center)
+        for head, axis in enumerate(row):
+            image = axis.imshow(
+                maps[head].reshape(FINE).numpy(),
+                cmap="viridis",
+                vmin=-0.3,
+                vmax=1,
+                extent=(0, 1, 1, 0),
+            )
+            axis.set(xticks=[], yticks=[])
+        row[0].set_ylabel(_short(name))
+    figure.colorbar(image, ax=axes, shrink=0.7, label="mean cos(phase)")
+    figure.suptitle("Similarity to the centre, by head", fontsize=10)
+    return figure
+
+
+def _ape_maps(model: ViT) -> Any:
+    assert model.ape is not None
+    grid = model.ape.grid if model.num_axes == 2 else (1, len(model.ape.codebook))
+    codes = nn.functional.normalize(model.ape.codebook.detach(), dim=-1)
+    places = torch.linspace(0, len(codes) - 1, 8).round().long()
+    figure, axes = plots.new_figure(4, 2, width=2.2, height=2.2)
+    for axis, place in zip(axes.flat, places.tolist(), strict=True):
+        image = axis.imshow(
+            (codes @ codes[place]).reshape(grid).numpy(), cmap="viridis", vmin=-0.3, vmax=1
+        )
+        axis.set(xticks=[], yticks=[])
+        axis.plot(place % grid[1], place // grid[1], "r+", markersize=9)
+    figure.colorbar(image, ax=axes, shrink=0.7, label="cosine")
+    figure.suptitle("Absolute positions: similarity to the marked patch", fontsize=11)
+    return figure
+
+
+def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
+    """Where the frequencies lie: against each other for two axes, else each sorted."""
+    layers = _chosen(ropes, 6)
+    figure, axes = plots.new_figure(len(layers), width=3.2, height=3.2)
+    for axis, (name, rope) in zip(axes[0], layers, strict=True):
+        axis.set_title(_short(name), fontsize=10)
+        try:
+            frequencies = _scale(model)[:, None] * rope.spectrum()[1].detach().flatten(1)
+        except ValueError:  # LieRE: no common basis, so no pairs
+            frequencies = None
+        if frequencies is not None and len(frequencies) == 2:
+            axis.plot(frequencies[1], frequencies[0], ".", markersize=3, alpha=0.6)
+            reach = 1.1 * float(frequencies.abs().max()) or 1.0
+            axis.set(xlabel="ω along x", ylabel="ω along y", aspect="equal")
+            axis.set(xlim=(-reach, reach), ylim=(-reach, reach))
+            axis.axhline(0, color="0.8", zorder=0)
+            axis.axvline(0, color="0.8", zorder=0)
+        else:
+            for number, own in enumerate(_frequencies(rope, model)):
+                axis.plot(own.sort().values, label=f"axis {number}")
+            axis.set(xlabel="plane, sorted", ylabel="|ω|")
+            axis.legend(frameon=False, fontsize=8)
+        axis.grid(alpha=0.2)
+    figure.suptitle("Learned frequencies, radians per image width", fontsize=11)
+    return figure
+
+
+def _commutators(ropes: dict[str, RotaryEmbedding]) -> Any:
+    figure, axes = plots.new_figure(1, width=7.0, height=3.4)
+    names = [_short(name).removeprefix("layer ") for name in ropes]
+    norms = [analysis.commutator_norms(rope) for rope in ropes.values()]
+    highest = [max(float(n.max()), 1e-10) for n in norms]
+    axes[0, 0].bar(names, highest)
+    axes[0, 0].axhline(1e-6, color="C3", linestyle="--", label="rounding, about")
+    axes[0, 0].set(yscale="log", ylim=(1e-10, 2), xlabel="layer")
+    axes[0, 0].set_ylabel("largest commutator norm")
+    axes[0, 0].legend(frameon=False)
+    figure.suptitle("||A_i A_j - A_j A_i|| / (||A_i|| ||A_j||): zero is relative", fontsize=11)
+    return figure
+
+
+def _offset(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
+    figure, axes = plots.new_figure(1, width=7.0, height=3.8)
+    scale = _scale(model)
+    positions = scale * coordinates.grid(model.train_grid)
+    for name, rope in _chosen(ropes, 6):
+        noise = torch.Generator()
+        moves = [
+            analysis.offset_sensitivity(rope, positions, o * scale, generator=noise.manual_seed(0))
+            for o in OFFSETS
+        ]
+        axes[0, 0].loglog(OFFSETS, [max(m, 1e-9) for m in moves], "o-", label=_short(name))
+    axes[0, 0].set(xlabel="offset, image widths", ylabel="largest change / spread", ylim=(1e-8, 30))
+    axes[0, 0].grid(alpha=0.25)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle("Change of the scores when the whole image moves", fontsize=11)
+    return figure
+
+
+def _elements(model: ViT) -> Any:
+    elements = angle_elements(model)
+    shape = plots.histogram(elements)
+    figure, axes = plots.new_figure(2, width=4.6, height=3.4)
+    for axis, scale in zip(axes[0], ("linear", "log"), strict=True):
+        axis.stairs(shape["density"], shape["edges"], fill=True, alpha=0.6)
+        axis.set(yscale=scale, xlabel="element of an angle matrix", ylabel=f"density ({scale})")
+    figure.suptitle(f"Elements of the angle matrices, std {float(elements.std()):.3f}", fontsize=11)
+    return figure

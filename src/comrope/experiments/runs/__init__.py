@@ -1,0 +1,1 @@
+"""Files of runs: folders and the results store."""

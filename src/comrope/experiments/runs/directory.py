@@ -1,0 +1,76 @@
+"""The folder of a run: whose it is, and what is in it when the run is over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.config import Config, differences, load_recipe
+from comrope.experiments.training.checkpoint import write_atomically
+
+__all__ = [
+    "CONFIG",
+    "LOCK",
+    "LOG",
+    "RESULT",
+    "WEIGHTS",
+    "claim",
+    "read_result",
+    "read_weights",
+    "write_result",
+]
+
+CONFIG, LOG, RESULT, WEIGHTS = "config.yaml", "log.jsonl", "result.json", "model.safetensors"
+LOCK = ".lock"
+
+
+def claim(config: Config, out: Path) -> None:
+    """Raise unless ``out`` is new, empty, or holds a run of this very configuration."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out: {out} is a file, expected a folder")
+    if not out.exists() or all(path.name.startswith(".") for path in out.iterdir()):
+        return  # a first writing that was cut off leaves a hidden file
+    if not (out / CONFIG).is_file():
+        raise UserError(f"out: {out} holds something else than a run; nothing was changed")
+    if not (out / RESULT).exists() and not any((out / "checkpoints").glob("step-*")):
+        return  # it stopped before there was anything to lose
+    if different := differences(config, load_recipe(str(out / CONFIG))):
+        raise UserError(
+            f"out: {out} holds another run ({'; '.join(different[:5])}); nothing was changed. "
+            "Choose another folder"
+        )
+
+
+def read_result(out: Path) -> dict[str, Any] | None:
+    """The result of a finished run, None of any other."""
+    try:
+        return dict(json.loads((out / RESULT).read_text()))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(
+            f"{out / RESULT}: is not JSON; remove it to evaluate the run again"
+        ) from None
+
+
+def read_weights(out: Path, label: str = "run") -> tuple[Config, dict[str, Tensor]]:
+    """Of a finished run: its configuration, and the weights that were evaluated."""
+    weights = out / WEIGHTS
+    if not (out / CONFIG).is_file():
+        raise UserError(f"{label}: {out} holds no run (no {CONFIG})")
+    if not weights.is_file():
+        raise UserError(f"{label}: {out} is not finished (no {WEIGHTS}); train it first")
+    try:
+        return load_recipe(str(out / CONFIG)), load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{label}: {weights} cannot be read ({error})") from None
+
+
+def write_result(out: Path, result: dict[str, Any]) -> None:
+    write_atomically(out / RESULT, json.dumps(result, indent=1) + "\n")

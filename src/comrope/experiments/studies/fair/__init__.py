@@ -1,0 +1,1 @@
+"""The fair comparison: rows, tuning, comparison of methods."""

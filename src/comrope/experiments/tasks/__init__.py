@@ -1,0 +1,1 @@
+"""What a run learns: data, model, loss and evaluation of one kind of data each."""

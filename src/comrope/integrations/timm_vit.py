@@ -1,0 +1,229 @@
+"""timm's vision transformers: plain ones, EVA and the rotary ViTs, NaFlex.
+
+Their attention layers pass queries and keys through ``q_norm`` and ``k_norm`` last of all, as
+(B, heads, T, D); hooks on these turn them. What rotated them before is not handed to them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from comrope.angles import plane_generators
+from comrope.integrations.rebinding import ROTATION, still_there
+from comrope.integrations.token_positions import Places, axial, centred, relative
+from comrope.rotary import RotaryEmbedding
+
+__all__ = ["TIMM_MODELS", "is_timm_model", "swap_timm_model"]
+
+TIMM_MODELS = ("VisionTransformer", "Eva", "NaFlexVit")
+ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
+
+
+class TurnedQueries:
+    """Forward hook of ``q_norm``; the rotation is the one that the layer has when it is called.
+
+    It does not keep the layer, which keeps it: see ``rebinding.Forward``.
+    """
+
+    def __init__(self, layer: nn.Module, places: Places) -> None:
+        self.__setstate__((layer, places))
+
+    def __getstate__(self) -> tuple[nn.Module, Places]:
+        return self._layer(), self.places
+
+    def __setstate__(self, state: tuple[nn.Module, Places]) -> None:
+        layer, self.places = state
+        self._layer: Any = weakref.ref(layer)
+        self.angles: Any = None
+
+    @property
+    def rotation(self) -> Any:
+        return getattr(still_there(self._layer), ROTATION)
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        self.angles = self.rotation.angles().with_spectrum()
+        return self.turn(output)
+
+    def turn(self, x: Tensor) -> Tensor:
+        positions, prefix = self.places.at(x.shape[-2])
+        return self.rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
+
+
+class TurnedKeys:
+    """Forward hook of ``k_norm``, which comes next: the angles are at hand."""
+
+    def __init__(self, queries: TurnedQueries) -> None:
+        self.queries = queries
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        turned = self.queries.turn(output)
+        self.queries.angles = None
+        return turned
+
+
+class Unrotated:
+    """Forward pre-hook of an attention layer: no rotation but ours."""
+
+    def __call__(self, module: nn.Module, inputs: Any, options: dict[str, Any]) -> Any:
+        return inputs, options | {"rope": None} if "rope" in options else options
+
+
+def is_timm_model(model: nn.Module) -> bool:
+    return any(
+        kind.__name__ in TIMM_MODELS and kind.__module__.startswith("timm.models.")
+        for kind in type(model).__mro__
+    )
+
+
+def _attention_layers(model: nn.Module) -> list[nn.Module]:
+    """Of its blocks, not of what pools their results."""
+    host: Any = model
+    layers = [
+        module
+        for module in host.blocks.modules()
+        if hasattr(module, "q_norm") and hasattr(module, "k_norm")
+    ]
+    for layer in layers:
+        if type(layer).__name__ not in ATTENTION or not hasattr(layer, "head_dim"):
+            raise ValueError(
+                f"model: its layers of type {type(layer).__name__} are not supported; expected "
+                f"timm's {', '.join(ATTENTION)}"
+            )
+    if not layers:
+        raise ValueError(f"model: found no attention layer of timm's in {type(model).__name__}")
+    return layers
+
+
+def swap_timm_model(
+    model: nn.Module,
+    method: str,
+    *,
+    class_position: str | None = None,
+    perturbation: float = 0.0,
+    **options: Any,
+) -> Places:
+    """Give every attention layer a rotation; ``options`` are RotaryEmbedding's."""
+    layers: list[Any] = _attention_layers(model)
+    rope: Any = getattr(model, "rope", None)
+    options.setdefault("init", "zeros" if rope is None else "rope")
+    theirs = rope is not None and options["init"] == "rope"
+    if type(getattr(model, "patch_drop", None)).__name__ == "PatchDropout":
+        raise ValueError("model: expected patch_drop_rate=0; dropped patches are not supported")
+    if class_position is None:
+        class_position = "center" if rope is None else "unrotated"
+    convention, start = _convention_of(rope) if theirs else (relative, {})
+    host: Any = model
+    places = Places(
+        convention,
+        class_position=class_position,
+        perturbation=perturbation,
+        prefix=host.num_prefix_tokens,
+    )
+    embedding = host.embeds if hasattr(model, "embeds") else host.patch_embed
+    mixed = theirs and type(rope).__name__ == "RotaryEmbeddingMixed"
+    half = theirs and getattr(rope, "rotate_half", False)
+    if any(theirs and getattr(layer, "rotate_half", False) != half for layer in layers):
+        raise ValueError("model: its layers and its rotary embedding differ in rotate_half")
+    options.setdefault("channel_order", "half" if half else "interleaved")
+    if options.get("base") is not None:
+        start.pop("frequencies", None)
+    options = start | (options | {"init": "zeros"} if mixed else options)
+    rotations = []
+    for number, layer in enumerate(layers):
+        rotation = RotaryEmbedding(
+            method,
+            num_heads=getattr(layer, "num_kv_heads", layer.num_heads),
+            head_dim=layer.head_dim,
+            num_axes=2,
+            device=next(layer.parameters()).device,
+            **options,
+        )
+        if mixed:
+            _start_mixed(rotation, rope.freqs[:, number], rope.num_heads)
+        rotations.append(rotation)
+    for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
+        layer.add_module(ROTATION, rotation.train(layer.training))
+        queries = TurnedQueries(layer, places)
+        layer.q_norm.register_forward_hook(queries)
+        layer.k_norm.register_forward_hook(TurnedKeys(queries))
+        layer.register_forward_pre_hook(Unrotated(), with_kwargs=True)
+    embedding.register_forward_hook(places, with_kwargs=True)
+    return places
+
+
+def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
+    """What its positions are, and the rotation of a layer as it starts."""
+    kind = type(rope).__name__
+    flipped = getattr(rope, "grid_indexing", "ij") == "xy"
+    if kind != "RotaryEmbeddingDinoV3" and getattr(rope, "aug_active", False):
+        raise ValueError(
+            f"model: its rotary embedding ({kind}) moves coordinates in training, which is not "
+            "known here; expected one without shift_coords, jitter_coords and rescale_coords"
+        )
+    if kind == "RotaryEmbeddingMixed":
+        return partial(axial, flipped=flipped), {}
+    counts = getattr(rope, "grid_type", None) in (None, "index")  # timm before 1.0.31 has no types
+    if kind == "RotaryEmbeddingCat" and not rope.in_pixels and counts:
+        place = partial(
+            axial, offset=rope.grid_offset, reference=rope.ref_feat_shape, flipped=flipped
+        )
+        bands = rope._compute_bands()
+    elif kind == "RotaryEmbeddingDinoV3":
+        place = partial(
+            centred,
+            offset=rope.grid_offset,
+            normalize=rope.normalize_coords,
+            flipped=flipped,
+            augment=partial(_moved_in_training, rope),
+        )
+        bands = 2 * math.pi / rope._compute_periods()
+    else:
+        raise ValueError(
+            f"model: its rotary embedding ({kind}) is none that a start can be taken from; "
+            "expected RotaryEmbeddingCat, RotaryEmbeddingMixed or RotaryEmbeddingDinoV3, or "
+            "init='zeros' or 'normal'"
+        )
+    return place, {"frequencies": bands.tolist(), "axis_order": "contiguous"}
+
+
+def _moved_in_training(rope: Any, place: Tensor) -> Tensor:
+    """Coordinates (..., 2) as DINOv3 draws them: shifted, scaled by axis, scaled at once.
+
+    By what it says of itself: how it goes about it differs between versions of timm. Drawn where
+    the coordinates are, for all images of a batch at once.
+    """
+    if not rope.training or not rope.aug_active:
+        return place
+
+    def factor(most: float, axes: int) -> Tensor:
+        return place.new_empty(axes).uniform_(-math.log(most), math.log(most)).exp()
+
+    if rope.shift_coords is not None:
+        place = place + place.new_empty(2).uniform_(-rope.shift_coords, rope.shift_coords)
+    if rope.jitter_coords is not None:
+        place = place * factor(rope.jitter_coords, 2)
+    if rope.rescale_coords is not None:
+        place = place * factor(rope.rescale_coords, 1)
+    return place
+
+
+@torch.no_grad()
+def _start_mixed(rotation: RotaryEmbedding, frequencies: Tensor, heads: int) -> None:
+    """From timm's learned frequencies (2, heads f): every plane has a direction of its own."""
+    method: Any = rotation.method
+    planes = frequencies.reshape(-1, heads, method.num_blocks, method.num_planes)
+    if method.name in ("rope-mixed", "comrope-torus"):
+        method.frequencies.copy_(planes)
+    elif method.name == "liere":
+        method.P.copy_(0.5 * plane_generators(planes, method.block_size))
+    else:
+        raise ValueError(
+            f"method: {method.name!r} cannot start where every plane has a direction of its own; "
+            "expected rope-mixed, comrope-torus or liere, or another init"
+        )
