@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup lint types unit test demo bench clean
+.PHONY: setup lint types test test-all coverage demo bench clean
 
 setup: $(VENV)/installed
 
@@ -20,10 +20,16 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
+# What every change runs. Tests marked slow are left out.
+test: lint types
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+# Everything, as CI does.
+test-all: lint types
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test: lint types unit
+coverage: setup
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov=comrope --cov-report=term
 
 demo: setup
 	$(BIN)/comrope reproduce classification --preset demo
