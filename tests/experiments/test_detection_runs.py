@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 
 from comrope.experiments import launch
-from comrope.experiments.common.console import read_log
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import scenes
@@ -19,6 +18,7 @@ from comrope.experiments.data.coco import METRICS
 from comrope.experiments.export import export
 from comrope.experiments.inspect import inspect_run
 from comrope.experiments.runs.directory import read_result
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.studies import PRESETS, STUDIES
 from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import reproduce

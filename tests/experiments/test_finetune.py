@@ -14,10 +14,10 @@ import torch
 
 import comrope
 from comrope.analysis import rotary_modules
-from comrope.experiments.common.console import read_log
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import differences, load_recipe
 from comrope.experiments.inspect import angles_moved, inspect_run
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.studies import run_name
 from comrope.experiments.tasks.init_from import begin_with
 from comrope.experiments.training.evaluate import build_model, load_run

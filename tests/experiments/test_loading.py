@@ -16,13 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from comrope.experiments.common.console import read_log
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import workers
 from comrope.experiments.data.batches import Batch, TrainBatches, Validation, train_loader
 from comrope.experiments.data.images import open_sources
 from comrope.experiments.data.workers import Kept, end, start
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.tasks.views import View
 from comrope.experiments.training.train import train
 from comrope.experiments.training.trainer import Run

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from comrope.experiments.common.console import read_log
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.training import checkpoint
 from comrope.experiments.training.evaluate import evaluate_run
 from comrope.experiments.training.train import train

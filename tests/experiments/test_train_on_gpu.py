@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comrope.experiments.common.console import read_log
 from comrope.experiments.common.errors import Interrupted
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import scenes
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.training.train import train
 from comrope.experiments.training.trainer import Run
 from experiments.runs import tiny

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comrope.experiments.common.console import machine, peak_memory, read_log, say
+from comrope.experiments.common.console import machine, peak_memory, say
 from comrope.experiments.common.distributed import total
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.batches import Batch
 from comrope.experiments.runs.directory import LOG
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.training.evaluate import vit_of
 
 __all__ = ["Meter", "summarize"]

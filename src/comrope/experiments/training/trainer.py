@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from comrope.experiments.common.console import Log, progress_bar, say
+from comrope.experiments.common.console import progress_bar, say
 from comrope.experiments.common.distributed import (
     accumulating,
     autocast,
@@ -30,6 +30,7 @@ from comrope.experiments.data.batches import Batch, TrainBatches, Validation, tr
 from comrope.experiments.data.images import open_sources
 from comrope.experiments.data.workers import end, start
 from comrope.experiments.runs.directory import CONFIG, WEIGHTS, write_result
+from comrope.experiments.runs.log import Log
 from comrope.experiments.tasks.base import objective_of
 from comrope.experiments.tasks.init_from import APE
 from comrope.experiments.tasks.views import View, check_views, said, usual_view, views_of

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from comrope.experiments.common.console import read_log
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Key
 from comrope.experiments.data.boxes import Boxed, BoxedImages, collate_boxes, open_boxed
 from comrope.experiments.data.coco import METRICS
 from comrope.experiments.runs.directory import LOG
+from comrope.experiments.runs.log import read_log
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import interval, label, number, rows, spread, spread_said
 from comrope.experiments.studies.plots import STYLES, new_figure, save
