@@ -154,8 +154,23 @@ def test_texts_are_taken_as_they_are_typed():
 
 def test_every_field_is_plain_yaml():
     for section in to_dict(Config()).values():
-        for value in section.values():
+        for value in section.values() if isinstance(section, dict) else [section]:
             assert value is None or isinstance(value, (bool, int, float, str, list))
+
+
+def test_a_task_and_its_options():
+    config = Config().with_overrides(
+        ["task=package.module:Class", "options.rate=1e-3", "options.size=3", "options.on=true"]
+    )
+    assert config.task == "package.module:Class"
+    assert config.options == {"rate": 1e-3, "size": 3, "on": True}
+    assert Config().options == {}
+    assert len({config, Config(), Config()}) == 2
+    assert differences(config, Config())
+    assert run_name(config) != run_name(config.with_overrides(["options.size=4"]))
+    for wrong in ("options.size=[1]", "options=3", "taks=images"):
+        with pytest.raises(UserError, match=wrong.partition("=")[0]):
+            config.with_overrides([wrong])
 
 
 def test_the_papers_fine_tuning():

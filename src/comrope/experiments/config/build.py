@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -13,7 +15,9 @@ import yaml
 
 from comrope.experiments.common.errors import UserError
 
-__all__ = ["Text", "build", "suggest", "to_dict"]
+__all__ = ["Scalar", "Text", "build", "flat", "suggest", "to_dict"]
+
+Scalar = bool | int | float | str
 
 
 class Text(str):
@@ -47,6 +51,8 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if value is None and types.NoneType in options:
         return None
     (kind,) = (option for option in options if option is not types.NoneType)
+    if typing.get_origin(kind) is dict:
+        return _options(value, where)
     if typing.get_origin(kind) is tuple:
         element, *rest = typing.get_args(kind)
         if isinstance(value, str):  # "64,128", as typed on a command line
@@ -68,16 +74,44 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
 
 
+def _options(value: Any, where: str) -> dict[str, Scalar]:
+    """Names of any kind, each with one plain value."""
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected names with values, got {value!r}")
+    found = {}
+    for name, item in value.items():
+        plain = item.read() if isinstance(item, Text) else item
+        if isinstance(item, Text) and isinstance(plain, str):
+            with contextlib.suppress(ValueError):  # YAML reads 1e-3 as text
+                plain = number if math.isfinite(number := float(plain)) else plain
+        if not isinstance(plain, Scalar):
+            raise UserError(f"{where}.{name}: expected a text, a number or a bool, got {plain!r}")
+        found[str(name)] = plain
+    return found
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Sections and fields as plain YAML values."""
-    return {
-        f.name: to_dict(value)
-        if dataclasses.is_dataclass(value := getattr(config, f.name))
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for f in dataclasses.fields(config)
-    }
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Fields by dotted name, those outside of any section by their own: plain YAML values."""
+    found: dict[str, Any] = {}
+    for name, value in to_dict(config).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

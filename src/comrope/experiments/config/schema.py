@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config.build import Text, build, suggest, to_dict
+from comrope.experiments.config.build import Scalar, Text, build, flat, suggest, to_dict
 from comrope.experiments.config.sanity import TIMM, checked
 
 __all__ = [
@@ -154,6 +154,7 @@ class Detect:
 
 @dataclass(frozen=True)
 class Config:
+    task: str = ""  # a name of TASKS, or "package.module:Class"; by default as data.name implies
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
@@ -161,6 +162,8 @@ class Config:
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
     detect: Detect = field(default_factory=Detect)
+    # Of a task that is defined outside of comrope, which checks them itself.
+    options: dict[str, Scalar] = field(default_factory=dict, hash=False)
 
     @property
     def detects(self) -> bool:
@@ -177,12 +180,17 @@ class Config:
         mapping from dotted names."""
         if not isinstance(overrides, Mapping):
             overrides = dict(_split(text) for text in overrides)
-        tree = to_dict(self)
+        tree, known = to_dict(self), flat(self)
         for name, value in overrides.items():
             section, _, key = name.partition(".")
-            if section not in tree or key not in tree[section]:
-                raise UserError(f"{name}: no such field{suggest(name, _all_names(self))}")
-            tree[section][key] = value
+            if section == "options" and key:
+                tree[section][key] = value
+            elif name not in known:
+                raise UserError(f"{name}: no such field{suggest(name, known)}")
+            elif key:
+                tree[section][key] = value
+            else:
+                tree[name] = value
         return checked(build(Config, tree, ""))
 
 
@@ -228,13 +236,7 @@ def to_yaml(config: Config) -> str:
 
 def decisive(config: Config) -> dict[str, Any]:
     """The fields that decide what is learned, by dotted name."""
-    tree = to_dict(config)
-    found = {
-        name: tree[section][key]
-        for name in _all_names(config)
-        for section, key in [name.split(".")]
-        if name not in RUNTIME
-    }
+    found = {name: value for name, value in flat(config).items() if name not in RUNTIME}
     if config.train.start_from:  # a run is known by its name: folders are moved
         found["train.start_from"] = Path(os.path.abspath(config.train.start_from)).name
     return found
@@ -242,14 +244,18 @@ def decisive(config: Config) -> dict[str, Any]:
 
 def runtime(config: Config) -> dict[str, Any]:
     """The fields that do not, by dotted name."""
-    tree = to_dict(config)
-    return {name: tree[name.split(".")[0]][name.split(".")[1]] for name in sorted(RUNTIME)}
+    values = flat(config)
+    return {name: values[name] for name in sorted(RUNTIME)}
 
 
 def differences(mine: Config, theirs: Config) -> list[str]:
     """Fields that decide what is learned and differ, as "name: mine, theirs"."""
     a, b = decisive(mine), decisive(theirs)
-    return [f"{name}: {a[name]!r}, there {b[name]!r}" for name in a if a[name] != b[name]]
+    return [
+        f"{name}: {a.get(name)!r}, there {b.get(name)!r}"
+        for name in a | b
+        if a.get(name) != b.get(name)
+    ]
 
 
 def _tree(name: str, depth: int = 0) -> dict[str, Any]:
@@ -294,7 +300,3 @@ def _split(text: str) -> tuple[str, Any]:
     if not sign:
         raise UserError(f"{text}: expected a field and its value, such as train.epochs=3")
     return name.strip(), Text(value)
-
-
-def _all_names(config: Config) -> list[str]:
-    return [f"{section}.{key}" for section, keys in to_dict(config).items() for key in keys]

@@ -17,6 +17,8 @@ from comrope.experiments.config import Config, decisive
 OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
 # Fields that came later: unless they say something, runs from before keep their names.
 LATER = (
+    "task",
+    "options.",
     "model.ape",
     "model.rotate_values",
     "model.near",
@@ -163,7 +165,7 @@ def run_name(config: Config) -> str:
     fields = [
         (name, value)
         for name, value in decisive(config).items()
-        if not name.startswith(LATER) or (value or None) != (usual[name] or None)
+        if not name.startswith(LATER) or (value or None) != (usual.get(name) or None)
     ]
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
     model, train = config.model, config.train
