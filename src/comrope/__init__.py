@@ -1,16 +1,24 @@
-"""Rotary position embeddings whose rotations are learned, in any number of dimensions."""
+"""Rotary position embeddings whose rotations are learned, in any number of dimensions.
+
+``import comrope`` loads no torch. A name that needs torch loads it when it is first used.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comrope import analysis
 from comrope.methods import METHODS
-from comrope.optim import parameter_groups
-from comrope.positions import grid, perturb, relative, rescale, shift, with_class_token
-from comrope.rotary import RotaryEmbedding
+
+if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
+    from comrope import analysis, models
+    from comrope.integrations.api import swap, unswap
+    from comrope.integrations.fold import fold
+    from comrope.models import create_model
+    from comrope.optim import parameter_groups
+    from comrope.positions import grid, perturb, relative, rescale, shift, with_class_token
+    from comrope.rotary import RotaryEmbedding
 
 __version__ = "0.1.0"
 
@@ -32,22 +40,31 @@ __all__ = [
     "with_class_token",
 ]
 
-# What needs more than torch is loaded when it is first asked for.
-LAZY = {
-    "create_model": ("comrope.models", "create_model"),
-    "fold": ("comrope.integrations", "fold"),
-    "models": ("comrope.models", None),
-    "swap": ("comrope.integrations", "swap"),
-    "unswap": ("comrope.integrations", "unswap"),
+_MODULE_OF = {
+    "RotaryEmbedding": "rotary",
+    "create_model": "models",
+    "fold": "integrations",
+    "grid": "positions",
+    "parameter_groups": "optim",
+    "perturb": "positions",
+    "relative": "positions",
+    "rescale": "positions",
+    "shift": "positions",
+    "swap": "integrations",
+    "unswap": "integrations",
+    "with_class_token": "positions",
 }
+_SUBMODULES = (
+    "analysis", "angles", "integrations", "models", "ops", "optim", "positions", "rotary",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LAZY:
+    """Import a public name when it is first used, and keep it."""
+    if name not in _MODULE_OF and name not in _SUBMODULES:
         raise AttributeError(f"module 'comrope' has no attribute {name!r}")
-    module_name, attribute = LAZY[name]
     try:
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(f"comrope.{_MODULE_OF.get(name, name)}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "comrope":
             raise
@@ -56,8 +73,14 @@ def __getattr__(name: str) -> Any:
             "pip install 'comrope[train]'",
             name=error.name,
         ) from None
-    return module if attribute is None else getattr(module, attribute)
+    value = module if name in _SUBMODULES else getattr(module, name)
+    globals()[name] = value
+    return value
 
 
-if "timm" in sys.modules:  # so that timm knows our models without being asked twice
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})
+
+
+if "timm" in sys.modules:  # imported first: register our models with it
     importlib.import_module("comrope.models")

@@ -1,17 +1,17 @@
-"""One file per position encoding: its parameters and the angle matrices that they stand for."""
+"""Position encodings, one file each: parameters and the angle matrices that they define.
+
+Importing this package loads no torch; a method is loaded when it is first used.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from comrope import _checks
-from comrope.methods.base import INITS, Method, has_vanilla_frequencies, joint_angles
-from comrope.methods.comrope_ap import ComRoPEAP
-from comrope.methods.comrope_ld import ComRoPELD
-from comrope.methods.comrope_torus import ComRoPETorus
-from comrope.methods.liere import LieRE
-from comrope.methods.rope import RoPE
-from comrope.methods.rope_mixed import RoPEMixed
+
+if TYPE_CHECKING:  # what __getattr__ finds
+    from comrope.methods.base import INITS, Method, has_vanilla_frequencies, joint_angles
 
 __all__ = [
     "INITS",
@@ -20,14 +20,33 @@ __all__ = [
     "create_method",
     "has_vanilla_frequencies",
     "joint_angles",
+    "method_class",
 ]
 
-_CLASSES: dict[str, type[Method]] = {
-    cls.name: cls for cls in (RoPE, RoPEMixed, LieRE, ComRoPEAP, ComRoPELD, ComRoPETorus)
+_CLASSES = {  # name: module and class
+    "rope": "rope:RoPE",
+    "rope-mixed": "rope_mixed:RoPEMixed",
+    "liere": "liere:LieRE",
+    "comrope-ap": "comrope_ap:ComRoPEAP",
+    "comrope-ld": "comrope_ld:ComRoPELD",
+    "comrope-torus": "comrope_torus:ComRoPETorus",
 }
 METHODS: tuple[str, ...] = tuple(_CLASSES)
 
 
+def method_class(name: str) -> type[Method]:
+    """Return the class of the method ``name``, one of ``METHODS``."""
+    module, cls = _CLASSES[_checks.one_of("method", name, METHODS)].split(":")
+    found: type[Method] = getattr(importlib.import_module(f"comrope.methods.{module}"), cls)
+    return found
+
+
 def create_method(name: str, **options: Any) -> Method:
-    """The position encoding called ``name``, one of ``METHODS``."""
-    return _CLASSES[_checks.one_of("method", name, METHODS)](**options)
+    """Create the method ``name``, one of ``METHODS``."""
+    return method_class(name)(**options)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'comrope.methods' has no attribute {name!r}")
+    return getattr(importlib.import_module("comrope.methods.base"), name)
