@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a results file, as the README shows it."""
+    """The table of a results file, as docs/fast.md shows it."""
     lines = [
         "| method | positions | Algorithm 1 | spectral | ratio | peak memory | error |",
         "|---|---|---|---|---|---|---|",

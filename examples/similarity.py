@@ -1,4 +1,4 @@
-"""What the methods are, whether moving the image moves their scores, and a picture of both.
+"""Compare the methods at initialization: similarity maps, and scores under a shift of the image.
 
 python examples/similarity.py [--out out/similarity.png]
 """
@@ -73,10 +73,10 @@ def _draw_maps(figure, ropes) -> None:  # type: ignore[no-untyped-def]
             )
             axes[row, column].set(xticks=[0, 1], yticks=[0, 1])
         axes[0, column].set_title(name, fontsize=12)
-    axes[0, 0].set_ylabel("image where it is")
-    axes[1, 0].set_ylabel("moved by its own size")
-    figure.colorbar(image, ax=axes, shrink=0.7, label="mean cos(phase), one head", pad=0.01)
-    figure.suptitle("Similarity of every place to the centre, before any training", fontsize=13)
+    axes[0, 0].set_ylabel("no shift")
+    axes[1, 0].set_ylabel("shift: one image width")
+    figure.colorbar(image, ax=axes, shrink=0.7, label="mean cos(phase)", pad=0.01)
+    figure.suptitle("Similarity to the image centre at initialization, one head", fontsize=13)
 
 
 def _draw_offsets(axis, ropes) -> None:  # type: ignore[no-untyped-def]
@@ -85,9 +85,9 @@ def _draw_offsets(axis, ropes) -> None:  # type: ignore[no-untyped-def]
     for (name, rope), style in zip(ropes.items(), styles, strict=True):
         moves = [analysis.offset_sensitivity(rope, positions, offset) for offset in OFFSETS]
         axis.loglog(OFFSETS, moves, style, label=name, linewidth=2)
-    axis.set_title("Change of the scores when the whole image moves (float32)", fontsize=13)
-    axis.set_xlabel("offset, in image widths")
-    axis.set_ylabel("largest change / spread")
+    axis.set_title("Change of the attention scores under a shift (float32)", fontsize=13)
+    axis.set_xlabel("shift, in image widths")
+    axis.set_ylabel("largest change / std of scores")
     axis.grid(alpha=0.3)
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 

@@ -13,7 +13,7 @@ from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.tables import rows, table
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("docs/reproduce.md", "docs/fast.md", "README.md")
+DOCUMENTS = ("docs/reproduce.md", "docs/fast.md")
 MARKED = re.compile(
     r"<!-- (cost|parameters|training|detection|copying|scaling|study|bench [\w-]+): (\S+) -->\n"
     r".*?<!-- end -->",

@@ -1,4 +1,4 @@
-"""The comparison as a stranger reads it: short, and with what flatters nobody."""
+"""The short table of the comparison: every method without and with the extensions."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ CELLS = [
 ]
 
 
-def test_every_method_stands_as_it_is_and_with_what_can_be_added():
+def test_every_method_has_a_row_without_and_with_the_extensions():
     rows = lines(CELLS)
     assert rows["method"] == [
-        "16 px", "mean", "with both, 16 px", "mean", "ours over it", "over it with both"
+        "16 px", "mean", "extended, 16 px", "extended, mean", "difference",
+        "difference, extended",
     ]  # fmt: skip
     assert rows["APE"] == ["47.0 ± 5.0", "46.0 ± 5.0", "–", "–", "+6.00 [+6.00, +6.00]", "–"]
     assert rows["vanilla RoPE, relative units"][2:4] == ["–", "–"]
@@ -54,10 +55,10 @@ def test_every_method_stands_as_it_is_and_with_what_can_be_added():
     assert len(rows) == 1 + 5 + 1
 
 
-def test_what_the_numbers_are_is_said():
+def test_the_caption_describes_the_numbers():
     text = brief.table(results_of(CELLS, missing=["LieRE"]))
     assert "σ = 1" in text
-    assert "any rotation can have that" in text
+    assert "which any rotation can have" in text
     assert "Mean ± standard deviation of 3 seeds." in text
     assert text.endswith("Not run yet: LieRE.\n")
     methods = [cell("ape", 1, seeds=1), cell("comrope-torus", 0, seeds=1)]
@@ -66,15 +67,15 @@ def test_what_the_numbers_are_is_said():
     assert "| +1.00 |" in one
 
 
-def test_a_picture_has_a_mark_for_each_of_both(tmp_path):
+def test_the_figure_has_a_mark_for_each_row(tmp_path):
     drawing = brief.figure(results_of(CELLS))
     (axis,) = drawing.axes
-    assert len(axis.containers) == 8 - 1  # what has no noise is not there
+    assert len(axis.containers) == 8 - 1  # rows without perturbation are left out
     assert next(text.get_text() for text in axis.get_yticklabels()) == "APE"
     save(drawing, tmp_path / "brief.png")
 
 
-def test_without_one_of_ours_that_has_it_nothing_is_ahead():
+def test_without_an_extended_row_of_ours_there_are_no_differences():
     rows = lines([cell("ape", 40), cell("comrope-torus", 42), full("rope", 47)])
-    assert rows["method"] == ["16 px", "mean", "with both, 16 px", "mean"]
+    assert rows["method"] == ["16 px", "mean", "extended, 16 px", "extended, mean"]
     assert rows["comrope-torus (all commuting)"] == ["49.0 ± 5.0", "48.0 ± 5.0", "–", "–"]

@@ -1,4 +1,4 @@
-"""The comparison for a reader with two minutes: methods as they are, and with what can be added."""
+"""The comparison in one short table: every method without and with the extensions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cell = dict[str, Any]
 
 
 def table(results: dict[str, Any]) -> str:
-    """A row a method; if one of ours has what can be added, how far it is ahead."""
+    """One row a method; also the differences of our extended method to each, where it exists."""
     pairs = _pairs(results)
     size, every = usual_size(results), [str(r) for r in results["resolutions"]]
     alone = not all_share_noise(results)
@@ -37,21 +37,21 @@ def table(results: dict[str, Any]) -> str:
             return ["–", "–"]
         return [number(cell["top1"][size], 1), number(over_views(cell, every), 1)]
 
-    header = ["method", f"{size} px", "mean", f"with both, {size} px", "mean"]
+    header = ["method", f"{size} px", "mean", f"extended, {size} px", "extended, mean"]
     lines = [
         [label(cell, settings=alone), *accuracy(cell), *accuracy(more)] for cell, more in pairs
     ]
     told = _told(results, pairs)
     ours = next((more for cell, more in reversed(pairs) if more and cell["method"] in OURS), None)
     if ours is not None:
-        header += ["ours over it", "over it with both"]
+        header += ["difference", "difference, extended"]
         others = [cell if cell is not ours else None for pair in pairs for cell in pair]
         found = [None if cell is None else compare(ours, cell, every) for cell in others]
         said = [interval(each)[0] for each in found]
         lines = [[*line, *said[2 * i : 2 * i + 2]] for i, line in enumerate(lines)]
         told += (
-            f" *Ours*: {named(ours)}; differences of the mean, seed by seed, with 95 % intervals, "
-            "each by itself."
+            f" *Difference*: {named(ours).split(', ')[0]}, extended, minus the row, of the mean; "
+            "paired by seed, with 95 % confidence intervals, not corrected for multiple tests."
         )
     missing = "; ".join(results.get("missing") or ())
     text = f"{told}\n\n{rows(header, lines)}"
@@ -59,7 +59,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def figure(results: dict[str, Any]) -> Any:
-    """The mean over resolutions, a row a method: as it is, and with what can be added."""
+    """The mean over resolutions, a row a method: without and with the extensions."""
     pairs, every = _pairs(results), [str(r) for r in results["resolutions"]]
     drawing, axes = new_figure(1, width=7.6, height=1.3 + 0.33 * len(pairs))
     axis = axes[0, 0]
@@ -76,15 +76,16 @@ def figure(results: dict[str, Any]) -> Any:
     axis.set(xlabel="top-1 accuracy, %, mean over resolutions", ylim=(len(pairs) - 0.5, -0.5))
     axis.grid(alpha=0.25)
     axis.set_title(
-        f"{results['data']}\nfilled: as it is; hollow: values turn, and heads start near\n"
-        "strokes: seeds; bars: ± one standard deviation",
+        f"{results['data']}\n"
+        "filled: alone; hollow: with rotated values, locality bias\n"
+        "ticks: seeds; bars: ± one standard deviation",
         fontsize=10,
     )
     return drawing
 
 
 def _pairs(results: dict[str, Any]) -> list[tuple[Cell, Cell | None]]:
-    """Rows with noise as they are, and each with all that can be added, where there is such."""
+    """Rows with perturbation and no extension, each with its extended row where there is one."""
     sigma = max(cell["perturbation"] for cell in results["cells"])
     cells = [c for c in results["cells"] if c["method"] == "none" or c["perturbation"] == sigma]
     more = more_over_less({**results, "cells": cells}, len(ADDED))
@@ -93,13 +94,14 @@ def _pairs(results: dict[str, Any]) -> list[tuple[Cell, Cell | None]]:
 
 
 def _told(results: dict[str, Any], pairs: list[tuple[Cell, Cell | None]]) -> str:
-    """What the numbers are."""
+    """Describe what the numbers are."""
     cells = [cell for pair in pairs for cell in pair if cell is not None]
     sigma = max(cell["perturbation"] for cell in cells)
     seeds = seeds_said({"cells": cells})
     seeds = "One seed." if seeds == "one seed" else f"Mean ± standard deviation of {seeds}."
     return (
-        f"Top-1, %, {validated_on(results)}: {results['data']}, noise on the coordinates σ = "
-        f"{sigma:g}. {seeds} *Mean*: over {len(results['resolutions'])} resolutions. *With both*: "
-        "values turn besides queries and keys, and heads start near; any rotation can have that."
+        f"Top-1 accuracy, %, {validated_on(results)}: {results['data']}, perturbation of the "
+        f"coordinates σ = {sigma:g}. {seeds} *Mean*: over "
+        f"{len(results['resolutions'])} resolutions. *Extended*: with rotated values and "
+        "locality bias, which any rotation can have."
     )
