@@ -26,11 +26,11 @@ from torch import nn
 from comrope.experiments.bench.timing import allocated, make_ready, peak_above, time_in_turns
 from comrope.experiments.common.console import machine
 from comrope.experiments.common.distributed import autocast, create_accelerator
+from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data.boxes import BoxBatch
 from comrope.experiments.studies import Cell
 from comrope.experiments.tasks.detection import detection_loss
-from comrope.experiments.training.checkpoint import write_atomically
 from comrope.experiments.training.cuda_graph import replay_in_training
 from comrope.experiments.training.evaluate import build_model, compile_blocks, vit_of
 from comrope.experiments.training.optim import create_optimizer
@@ -166,7 +166,7 @@ def main() -> None:
                 busy = f"  busy {row['busy_ms']:8.1f} ms  {row['busy_of_first']:5.2f}"
             print(f"{method:16} {row['ms']:8.1f} ms  {row['of_first']:5.2f}{busy}{peak}")
     if args.out is not None:
-        write_atomically(args.out, json.dumps(results, indent=1) + "\n")
+        write_text(args.out, json.dumps(results, indent=1) + "\n")
     sys.exit(any("ms" not in row for row in results["rows"].values()))
 
 

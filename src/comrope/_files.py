@@ -1,85 +1,87 @@
-"""The files of a model: found in a folder or on the Hub, and written whole or not at all."""
+"""Write files atomically: a reader finds either the complete new file or the previous one.
+
+The only place that writes files which must survive a crash. Every function raises ``OSError`` when
+writing fails; callers translate it where their users expect another exception.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-__all__ = ["CONFIG", "WEIGHTS", "finder", "write_whole"]
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+__all__ = ["commit_directory", "sha256_of", "write_files", "write_text"]
 
 
-def write_whole(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
-    """Files that are there whole or as they were: all are written aside, then moved into place."""
-    asides = {path: path.with_name(f".{os.getpid()}-{path.name}") for path in writers}
+def write_files(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
+    """Write several files atomically: no file is replaced before all of them are complete.
+
+    Args:
+        writers: For every path, a function that writes its content to the path it is given: a
+            temporary file in the same folder, which is then renamed. Folders are created.
+
+    Raises:
+        OSError: A file could not be written. Existing files are unchanged if the error came before
+            the first rename; no temporary file is left in any case.
+    """
+    temporary = {path: path.with_name(f".{os.getpid()}-{path.name}") for path in writers}
     try:
         for path, write in writers.items():
-            asides[path].touch()
-            mode = asides[path].stat().st_mode
-            write(asides[path])
-            asides[path].chmod(mode)  # safetensors makes files that nobody else may read
-            _flush(asides[path])
-        for path, aside in asides.items():
-            aside.replace(path)
-    except (OSError, SafetensorError) as error:  # a full disk is either
-        raise OSError(f"{path} cannot be written ({error}); it is as it was") from None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary[path].touch()
+            mode = temporary[path].stat().st_mode
+            write(temporary[path])
+            temporary[path].chmod(mode)  # safetensors makes files that only their owner can read
+            _flush(temporary[path])
+        for path in writers:
+            temporary[path].replace(path)
+    except (OSError, SafetensorError) as error:  # on a full disk, safetensors raises its own error
+        raise OSError(f"{path} cannot be written ({error}); it is unchanged") from None
     finally:
-        for aside in asides.values():
-            aside.unlink(missing_ok=True)
+        for file in temporary.values():
+            with contextlib.suppress(OSError):  # renamed, or never made
+                file.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write one text file (UTF-8) atomically; see ``write_files``."""
+    write_files({path: lambda file: file.write_text(text, encoding="utf-8")})
+
+
+def commit_directory(temporary: Path, final: Path) -> None:
+    """Move a complete folder of files to its final place, in one rename.
+
+    ``final`` is replaced if it exists. Both lie in the same parent folder. Contents are flushed to
+    the disk before the rename, so a folder that is found under its final name is complete.
+    """
+    for file in temporary.iterdir():
+        _flush(file)
+    _flush(temporary)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.rename(final)
+    _flush(final.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 24):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def finder(folder: str | os.PathLike[str], **hub: Any) -> Callable[[str], Path]:
-    """A function from the name of a file to where it is, fetched from the Hub if need be."""
-    place = Path(folder)
-    if place.is_dir():
-        return lambda name: _in_folder(place, name)
-    if place.is_file():
-        _refuse_pickles([place])
-        raise ValueError(f"{place}: expected a folder with {CONFIG} and {WEIGHTS}, got a file")
-    if not isinstance(folder, str) or not REPOSITORY.fullmatch(folder):
-        raise FileNotFoundError(f"{folder}: no such folder, and no repository's name, owner/name")
-    return lambda name: _on_hub(str(folder), name, **hub)
-
-
-def _in_folder(folder: Path, name: str) -> Path:
-    if not (folder / WEIGHTS).is_file():
-        _refuse_pickles(sorted(folder.iterdir()))
-    if not (folder / name).is_file():
-        raise FileNotFoundError(f"{folder}: has no {name}; expected what save_pretrained writes")
-    return folder / name
-
-
-def _on_hub(repo_id: str, name: str, **options: Any) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        return Path(hf_hub_download(repo_id, name, library_name="comrope", **options))
-    except LocalEntryNotFoundError:  # no answer from the Hub, which says nothing of the file
-        raise
-    except EntryNotFoundError:
-        raise FileNotFoundError(
-            f"{repo_id}: has no {name}; weights in any other form than {WEIGHTS} are not read"
-        ) from None
-
-
-def _refuse_pickles(files: list[Path]) -> None:
-    for file in files:
-        if file.suffix in PICKLES:
-            raise ValueError(
-                f"{file}: is a pickle, which can run any code when it is read; it was not opened. "
-                f"Expected {WEIGHTS}"
-            )
+        os.fsync(handle)
+    finally:
+        os.close(handle)

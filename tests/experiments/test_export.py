@@ -15,10 +15,10 @@ from comrope import METHODS
 from comrope.experiments import export as exporting
 from comrope.experiments.cli import main
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_tensors, write_text
 from comrope.experiments.config import to_yaml
 from comrope.experiments.export import export
 from comrope.experiments.runs.directory import CONFIG, WEIGHTS
-from comrope.experiments.training.checkpoint import write_atomically, write_tensors
 from comrope.experiments.training.evaluate import build_model, load_run
 from comrope.models import POSITIONS, ViT, create_model
 from comrope.models.export import Exportable, exponential
@@ -160,7 +160,7 @@ def test_an_exponential_of_plain_products(norm):
 def run(tmp_path) -> Path:
     """What a finished run leaves, without the training."""
     config = tiny()
-    write_atomically(tmp_path / "run" / CONFIG, to_yaml(config))
+    write_text(tmp_path / "run" / CONFIG, to_yaml(config))
     write_tensors(tmp_path / "run" / WEIGHTS, build_model(config).state_dict())
     return tmp_path / "run"
 

@@ -91,9 +91,9 @@ def eval_command(
             continue
         print(f"{said(entry['view']):>8}  {entry['top1']:6.2f} %{moved}")
     if out is not None and found:
-        from comrope.experiments.training.checkpoint import write_atomically
+        from comrope.experiments.common.files import write_text
 
-        write_atomically(out, json.dumps(found, indent=1) + "\n")
+        write_text(out, json.dumps(found, indent=1) + "\n")
 
 
 @app.command("reproduce")

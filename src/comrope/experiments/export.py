@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from comrope._files import write_whole
+from comrope._files import write_files, write_text
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.runs.directory import CONFIG
@@ -124,7 +124,7 @@ def _export_folder(model: ViT, notes: Notes, out: Path) -> Exported:
     model.save_pretrained(out)
     if notes:
         text = json.dumps(notes, indent=2) + "\n"
-        write_whole({out / NOTES: lambda path: path.write_text(text)})
+        write_text(out / NOTES, text)
     return Exported(out, None)
 
 
@@ -138,7 +138,7 @@ def _export_torch(model: ViT, notes: Notes, out: Path) -> Exported:
         path.write_bytes(buffer.getbuffer())
         worst = _compare(model, torch.export.load(path).module(), str(out))
 
-    write_whole({out: write})
+    write_files({out: write})
     return Exported(out, worst)
 
 
@@ -166,7 +166,7 @@ def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
         made.save(path)
         worst = _compare(model, _onnx_runtime(path), str(out))
 
-    write_whole({out: write})
+    write_files({out: write})
     return Exported(out, worst)
 
 

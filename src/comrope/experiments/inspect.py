@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from comrope import analysis
 from comrope import positions as coordinates
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
 from comrope.experiments.studies import plots
 from comrope.experiments.tasks.init_from import OF_A_CLASSIFIER, begin_with
-from comrope.experiments.training.checkpoint import write_atomically
 from comrope.experiments.training.evaluate import build_model, load_run, vit_of
 from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
@@ -97,7 +97,7 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
             _save(_elements(model), out, "elements"),
         ]
     facts["pictures"] = [str(path) for path in pictures]
-    write_atomically(out / "inspect.json", json.dumps(facts, indent=1) + "\n")
+    write_text(out / "inspect.json", json.dumps(facts, indent=1) + "\n")
     return facts
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import reprlib
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +23,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from comrope import _checks
-from comrope._files import CONFIG, WEIGHTS, finder, write_whole
+from comrope._files import write_files
 from comrope.models.arguments import checked, plain
 
 __all__ = ["Pretrained"]
 
 LIBRARY, FORMAT = "comrope", 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
 LARGEST_CONFIG = 2**20  # bytes
 FLOATING = ("BF16", "F16", "F32", "F64")  # as safetensors calls them
 
@@ -62,8 +67,7 @@ class Pretrained(nn.Module):
         text = json.dumps(config, indent=2) + "\n"
         notes = {"format": "pt", "arguments": _digest(arguments)}
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        write_whole(
+        write_files(
             {
                 place / WEIGHTS: lambda path: save_file(tensors, path, metadata=notes),
                 place / CONFIG: lambda path: path.write_text(text, encoding="utf-8"),
@@ -98,7 +102,7 @@ class Pretrained(nn.Module):
         """
         if num_classes is not None:
             _checks.integer("num_classes", num_classes, 0)
-        find = finder(
+        find = _finder(
             folder,
             revision=revision,
             cache_dir=cache_dir,
@@ -234,3 +238,47 @@ def _fill(model: nn.Module, weights: Path, device: torch.device | str) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:  # empty, and so in no file: it only remembers where the module lives
                 setattr(module, name, torch.empty(0, device=device, dtype=dtype))
+
+
+def _finder(folder: str | os.PathLike[str], **hub: Any) -> Callable[[str], Path]:
+    """A function from the name of a file to where it is, fetched from the Hub if need be."""
+    place = Path(folder)
+    if place.is_dir():
+        return lambda name: _in_folder(place, name)
+    if place.is_file():
+        _refuse_pickles([place])
+        raise ValueError(f"{place}: expected a folder with {CONFIG} and {WEIGHTS}, got a file")
+    if not isinstance(folder, str) or not REPOSITORY.fullmatch(folder):
+        raise FileNotFoundError(f"{folder}: no such folder, and no repository's name, owner/name")
+    return lambda name: _on_hub(str(folder), name, **hub)
+
+
+def _in_folder(folder: Path, name: str) -> Path:
+    if not (folder / WEIGHTS).is_file():
+        _refuse_pickles(sorted(folder.iterdir()))
+    if not (folder / name).is_file():
+        raise FileNotFoundError(f"{folder}: has no {name}; expected what save_pretrained writes")
+    return folder / name
+
+
+def _on_hub(repo_id: str, name: str, **options: Any) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo_id, name, library_name="comrope", **options))
+    except LocalEntryNotFoundError:  # no answer from the Hub, which says nothing of the file
+        raise
+    except EntryNotFoundError:
+        raise FileNotFoundError(
+            f"{repo_id}: has no {name}; weights in any other form than {WEIGHTS} are not read"
+        ) from None
+
+
+def _refuse_pickles(files: list[Path]) -> None:
+    for file in files:
+        if file.suffix in PICKLES:
+            raise ValueError(
+                f"{file}: is a pickle, which can run any code when it is read; it was not opened. "
+                f"Expected {WEIGHTS}"
+            )

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from comrope.experiments.common.console import machine
+from comrope.experiments.common.files import write_text
 from comrope.experiments.studies import plots
-from comrope.experiments.training.checkpoint import write_atomically
 
 __all__ = ["described_machine", "draw", "print_tables", "write"]
 
@@ -77,8 +77,8 @@ def _said(*command: str) -> str | None:
 
 def write(results: dict[str, Any], folder: Path) -> None:
     """results.json, results.csv and figure.png, each whole or as it was before."""
-    write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    write_atomically(folder / "results.csv", _csv(results))
+    write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    write_text(folder / "results.csv", _csv(results))
     if any(row["measures"] for row in results["rows"]):
         draw(results, folder / "figure.png")
 

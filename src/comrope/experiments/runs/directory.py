@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config, differences, load_recipe
-from comrope.experiments.training.checkpoint import write_atomically
 
 __all__ = [
     "CONFIG",
@@ -73,4 +73,4 @@ def read_weights(out: Path, label: str = "run") -> tuple[Config, dict[str, Tenso
 
 
 def write_result(out: Path, result: dict[str, Any]) -> None:
-    write_atomically(out / RESULT, json.dumps(result, indent=1) + "\n")
+    write_text(out / RESULT, json.dumps(result, indent=1) + "\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from comrope.experiments.common.console import now
+from comrope.experiments.common.files import write_text
 from comrope.experiments.runs.directory import LOG
-from comrope.experiments.training.checkpoint import write_atomically
 
 __all__ = ["Log", "read_log"]
 
@@ -22,7 +22,7 @@ class Log:
         if self.path.exists():
             kept = [r for r in read_log(self.path) if r.get("step", 0) <= resume_from]
             kept.append({"event": "resumed", "step": resume_from, "time": now()})
-            write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept))
+            write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
         self.writer = _tensorboard(folder / "tensorboard", resume_from)
 
     def write(self, event: str, **values: Any) -> None:

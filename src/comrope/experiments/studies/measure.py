@@ -15,6 +15,7 @@ from comrope import analysis
 from comrope.experiments.common.console import say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
 from comrope.experiments.data.images import open_sources
 from comrope.experiments.inspect import angle_elements, at_the_start
@@ -22,7 +23,6 @@ from comrope.experiments.runs.directory import WEIGHTS, read_result
 from comrope.experiments.studies import plots
 from comrope.experiments.studies.paper.video import REVERSED, pair_of
 from comrope.experiments.tasks.views import View, usual_view, views_of
-from comrope.experiments.training import checkpoint
 from comrope.experiments.training.evaluate import accuracy, load_run, validating
 
 __all__ = ["OFFSETS", "SHARES", "is_at_hand", "look_beside"]
@@ -86,7 +86,7 @@ def look_beside(
         found = wanted.make(config, folder)
         if create_accelerator(config.train.device).is_main_process:
             kept = {"about": wanted.about(config), "found": found}
-            checkpoint.write_atomically(folder / wanted.file, json.dumps(kept) + "\n")
+            write_text(folder / wanted.file, json.dumps(kept) + "\n")
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from comrope.experiments.common.files import write_files
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import class_token_said, named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
@@ -41,10 +42,7 @@ def new_figure(columns: int, rows: int = 1, *, width: float = 5.4, height: float
 def save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot as plt
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    figure.savefig(aside, dpi=150, format="png")
-    aside.replace(path)
+    write_files({path: lambda file: figure.savefig(file, dpi=150, format="png")})
     plt.close(figure)
 
 

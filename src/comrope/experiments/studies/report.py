@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_text
 from comrope.experiments.studies import plots, tables
 from comrope.experiments.studies.fair import brief
 from comrope.experiments.studies.gathering import NothingThere
 from comrope.experiments.studies.reproduce import Asked, gathered
-from comrope.experiments.training.checkpoint import write_atomically
 
 __all__ = ["report"]
 
@@ -53,7 +53,7 @@ def report(document: Path, out: Path) -> list[str]:
         said = match["asked"]
         return f"{BEGINS}{said} -->\n{_section(marks[said], document, out)}<!-- end -->"
 
-    write_atomically(document, MARKED.sub(fill, text))
+    write_text(document, MARKED.sub(fill, text))
     return [*marks]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from comrope.experiments.common.console import machine, say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config, load_recipe, to_dict
 from comrope.experiments.data.images import open_sources
 from comrope.experiments.launch import Task, run_all
@@ -35,7 +36,6 @@ from comrope.experiments.studies.paper import cost, detection
 from comrope.experiments.studies.plan import Plan, make_plan
 from comrope.experiments.studies.study import packaged
 from comrope.experiments.tasks.views import check_views, usual_view, views_of
-from comrope.experiments.training import checkpoint
 from comrope.experiments.training.evaluate import build_model, load_run
 
 __all__ = ["Asked", "gathered", "reproduce"]
@@ -231,9 +231,9 @@ def _show_found(plan: dict[Cell, list[Config]], runs: Path, path: Path) -> None:
 
 
 def _write(name: str, results: dict[str, Any], folder: Path) -> None:
-    checkpoint.write_atomically(folder / "results.json", json.dumps(results, indent=1) + "\n")
+    write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
     text = tables.table(name, results)
-    checkpoint.write_atomically(folder / "table.md", text)
+    write_text(folder / "table.md", text)
     plots.draw(name, results, folder / "figure.png")
     print(text)
     print(f"results: {folder / 'results.json'}\ntable:   {folder / 'table.md'}")

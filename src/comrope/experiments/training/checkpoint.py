@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from comrope._files import commit_directory, sha256_of
 from comrope.experiments.common.errors import UserError
 
-__all__ = ["Checkpoint", "latest", "save", "write_atomically", "write_tensors"]
+__all__ = ["Checkpoint", "latest", "save"]
 
 STATE = "state.json"  # one line, and below it its sum
 
@@ -52,17 +53,11 @@ def save(
         aside.mkdir()
         for name, some in tensors.items():
             save_file(_plain(some), aside / f"{name}.safetensors")
-        sums = {file.name: _sum(file) for file in sorted(aside.iterdir())}
+        sums = {file.name: sha256_of(file) for file in sorted(aside.iterdir())}
         content = json.dumps({**state, "step": step, "sums": sums})
         digest = hashlib.sha256(content.encode()).hexdigest()
         (aside / STATE).write_text(f"{content}\n{digest}\n")
-        for file in aside.iterdir():
-            _flush(file)
-        _flush(aside)
-        if target.exists():  # the same step again, after a resume from an earlier one
-            shutil.rmtree(target)
-        aside.rename(target)
-        _flush(folder)
+        commit_directory(aside, target)  # it exists after a resume from an earlier step
     except (OSError, SafetensorError) as error:  # a full disk is either
         shutil.rmtree(aside, ignore_errors=True)
         raise UserError(
@@ -74,17 +69,6 @@ def save(
         if other > step or other in sorted(s for s in found if s <= step)[:-keep]:
             shutil.rmtree(path)
     return target
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file that is there whole or not at all."""
-    aside = path.with_name(f".{path.name}")
-    try:
-        save_file(_plain(tensors), aside)
-        _flush(aside)
-        aside.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be written ({error}); it is as it was") from None
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,21 +87,6 @@ def latest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text)
-        _flush(aside)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} cannot be written ({error}); what was there is untouched"
-        ) from None
-
-
 def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
     for step, path in sorted(_steps(folder).items(), reverse=True):
         try:
@@ -126,7 +95,7 @@ def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
                 raise ValueError(f"{STATE} is not what was written")
             state = json.loads(content)
             for name, expected in state["sums"].items():
-                if _sum(path / name) != expected:
+                if sha256_of(path / name) != expected:
                     raise ValueError(f"{name} is not what was written")
             yield Checkpoint(path, step, state)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -141,19 +110,3 @@ def _steps(folder: Path) -> dict[int, Path]:
         for path in folder.glob("step-*")
         if path.name.removeprefix("step-").isdigit()
     }
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 24):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -24,6 +24,7 @@ from comrope.experiments.common.distributed import (
     unwrap,
 )
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.common.files import write_tensors, write_text
 from comrope.experiments.common.randomness import seed_everything
 from comrope.experiments.config import Config, to_yaml
 from comrope.experiments.data.batches import Batch, TrainBatches, Validation, train_loader
@@ -127,7 +128,7 @@ class Run:
                 say(f"{left_out} boxes are left out: crowds, or outside of their images")
         if self.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_atomically(self.out / CONFIG, to_yaml(self.config))
+            write_text(self.out / CONFIG, to_yaml(self.config))
             self.log = Log(self.out, resume_from=self.step)
             if started:
                 self.log.write("started", step=0, **started)
@@ -285,7 +286,7 @@ class Run:
             weights = whole(self.bare.state_dict(), keep=self.is_main)
         result: dict[str, Any] = {}
         if self.is_main:
-            checkpoint.write_tensors(self.out / WEIGHTS, weights)
+            write_tensors(self.out / WEIGHTS, weights)
             result = summarize(self, results)
             self.log.write("result", step=self.step, **result)
             self.log.close()

@@ -1,0 +1,34 @@
+"""Write files of experiments atomically (see ``comrope._files``); failures are user errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from comrope import _files
+from comrope.experiments.common.errors import UserError
+
+__all__ = ["write_files", "write_tensors", "write_text"]
+
+
+def write_files(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
+    """Write several files: all of them are complete, or none is replaced."""
+    try:
+        _files.write_files(writers)
+    except OSError as error:
+        raise UserError(str(error)) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write one text file."""
+    write_files({path: lambda file: file.write_text(text, encoding="utf-8")})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file, from tensors of any device and layout."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_files({path: lambda file: save_file(plain, file)})
