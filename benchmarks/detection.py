@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from comrope.experiments.bench.timing import allocated, make_ready, peak_above, time_in_turns
 from comrope.experiments.common.console import machine
 from comrope.experiments.common.distributed import autocast, create_accelerator
 from comrope.experiments.common.files import write_text
+from comrope.experiments.common.timing import allocated, make_ready, peak_above, time_in_turns
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data.boxes import BoxBatch
 from comrope.experiments.studies import Cell

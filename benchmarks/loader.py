@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from comrope.experiments.bench.timing import seconds
 from comrope.experiments.common.console import machine
 from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.common.timing import seconds
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data.batches import Batch, train_loader
 from comrope.experiments.data.workers import start

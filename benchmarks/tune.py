@@ -21,7 +21,7 @@ from torch import Tensor
 
 import comrope
 from comrope.angles import Free, Line, Torus
-from comrope.experiments.bench.timing import make_ready, time_in_turns
+from comrope.experiments.common.timing import make_ready, time_in_turns
 from comrope.ops.kernels import launch
 from comrope.ops.kernels.entry import prepare
 from comrope.ops.kernels.launch import Heads, Turning

@@ -7,7 +7,7 @@ import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients
 
 import comrope
-from comrope.experiments.bench import timing
+from comrope.experiments.common import timing
 
 pytestmark = [
     pytest.mark.gpu,

@@ -58,7 +58,8 @@ def gesture5(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def quick_bench():
     """Short samples, few methods, one thread: here times need not be good, only there."""
-    from comrope.experiments.bench import rotations, timing
+    from comrope.experiments.bench import rotations
+    from comrope.experiments.common import timing
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

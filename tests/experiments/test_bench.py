@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comrope.experiments.bench import rivals, rotations, runner, suites, timing
+from comrope.experiments.bench import rivals, rotations, runner, suites
 from comrope.experiments.bench.language import llama_block
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, PlainRoPE, Shape
 from comrope.experiments.bench.rotations import COPY, HUGGING_FACE, llama_rotation
@@ -23,7 +23,8 @@ from comrope.experiments.bench.runner import (
     Subject,
     run_part,
 )
-from comrope.experiments.bench.timing import Times
+from comrope.experiments.common import timing
+from comrope.experiments.common.timing import Times
 from experiments.benches import CPU, TINY, command, fake, fake_part
 
 GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from comrope.experiments.common.figures import save
 from comrope.experiments.studies.fair import brief
-from comrope.experiments.studies.plots import save
 from experiments.results import cell_of, results_of
 
 BOTH = {"model.rotate_values": True, "model.near": 4.0}

@@ -10,12 +10,12 @@ import pytest
 
 from comrope.experiments import launch
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.studies import PRESETS, STUDIES, Cell, run_name
 from comrope.experiments.studies.fair import rows
 from comrope.experiments.studies.fair.comparison import figure, pairs, table
 from comrope.experiments.studies.plan import make_plan
-from comrope.experiments.studies.plots import save
 from comrope.experiments.studies.reproduce import reproduce
 from comrope.experiments.training.evaluate import build_model
 from experiments.results import cell_of, results_of

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.studies import PRESETS, STUDIES, ablation
 from comrope.experiments.studies.fair import rows, tuning
 from comrope.experiments.studies.plan import make_plan
-from comrope.experiments.studies.plots import save
 from comrope.experiments.studies.reproduce import Asked, gathered
 from comrope.experiments.training.evaluate import build_model
 from experiments.results import cell_of, results_of

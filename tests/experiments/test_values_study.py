@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.studies import PRESETS, STUDIES
 from comrope.experiments.studies.fair import comparison, rows, values
 from comrope.experiments.studies.plan import make_plan
-from comrope.experiments.studies.plots import save
 from comrope.experiments.studies.reproduce import _described, reproduce
 from comrope.experiments.training.evaluate import build_model
 from experiments.results import cell_of, finish_runs, results_of

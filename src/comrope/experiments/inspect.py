@@ -7,21 +7,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from comrope import analysis
 from comrope import positions as coordinates
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.figures import new_figure, save
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
-from comrope.experiments.studies import plots
 from comrope.experiments.tasks.init_from import OF_A_CLASSIFIER, begin_with
 from comrope.experiments.training.evaluate import build_model, load_run, vit_of
 from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["angle_elements", "angles_moved", "ape_variation", "at_the_start", "inspect_run"]
+__all__ = [
+    "angle_elements",
+    "angles_moved",
+    "ape_variation",
+    "at_the_start",
+    "histogram",
+    "inspect_run",
+]
 
 OFFSETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 FINE = (49, 49)
@@ -42,6 +50,17 @@ def angle_elements(model: nn.Module) -> Tensor:
     if not found:
         raise UserError("run: its model has no angle matrices")
     return torch.cat(found).float().cpu()
+
+
+def histogram(elements: Tensor) -> dict[str, list[float]]:
+    """Return the density of elements over equal bins, and the edges of the bins.
+
+    The bins reach the largest element; there are more of them for more elements.
+    """
+    bins = min(121, 1 + 2 * round(len(elements) ** 0.4))
+    reach = float(elements.abs().max()) or 1.0
+    density, edges = np.histogram(elements.numpy(), bins=bins, range=(-reach, reach), density=True)
+    return {"density": density.tolist(), "edges": edges.tolist()}
 
 
 def at_the_start(config: Config) -> ViT:
@@ -131,7 +150,7 @@ def _frequencies(rope: RotaryEmbedding, model: ViT) -> Tensor:
 
 
 def _save(figure: Any, out: Path, name: str) -> Path:
-    plots.save(figure, out / f"{name}.png")
+    save(figure, out / f"{name}.png")
     return out / f"{name}.png"
 
 
@@ -151,7 +170,7 @@ def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
     fine, center = _scale(model) * coordinates.grid(FINE), 0.5 * _scale(model)
     layers = _chosen(ropes, 4)
     heads = min(6, layers[0][1].method.num_heads)
-    figure, axes = plots.new_figure(heads, len(layers), width=2.0, height=2.0)
+    figure, axes = new_figure(heads, len(layers), width=2.0, height=2.0)
     for row, (name, rope) in zip(axes, layers, strict=True):
         maps = analysis.similarity_map(rope, fine, center)
         for head, axis in enumerate(row):
@@ -174,7 +193,7 @@ def _ape_maps(model: ViT) -> Any:
     grid = model.ape.grid if model.num_axes == 2 else (1, len(model.ape.codebook))
     codes = nn.functional.normalize(model.ape.codebook.detach(), dim=-1)
     places = torch.linspace(0, len(codes) - 1, 8).round().long()
-    figure, axes = plots.new_figure(4, 2, width=2.2, height=2.2)
+    figure, axes = new_figure(4, 2, width=2.2, height=2.2)
     for axis, place in zip(axes.flat, places.tolist(), strict=True):
         image = axis.imshow(
             (codes @ codes[place]).reshape(grid).numpy(), cmap="viridis", vmin=-0.3, vmax=1
@@ -189,7 +208,7 @@ def _ape_maps(model: ViT) -> Any:
 def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
     """Where the frequencies lie: against each other for two axes, else each sorted."""
     layers = _chosen(ropes, 6)
-    figure, axes = plots.new_figure(len(layers), width=3.2, height=3.2)
+    figure, axes = new_figure(len(layers), width=3.2, height=3.2)
     for axis, (name, rope) in zip(axes[0], layers, strict=True):
         axis.set_title(_short(name), fontsize=10)
         try:
@@ -214,7 +233,7 @@ def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
 
 
 def _commutators(ropes: dict[str, RotaryEmbedding]) -> Any:
-    figure, axes = plots.new_figure(1, width=7.0, height=3.4)
+    figure, axes = new_figure(1, width=7.0, height=3.4)
     names = [_short(name).removeprefix("layer ") for name in ropes]
     norms = [analysis.commutator_norms(rope) for rope in ropes.values()]
     highest = [max(float(n.max()), 1e-10) for n in norms]
@@ -228,7 +247,7 @@ def _commutators(ropes: dict[str, RotaryEmbedding]) -> Any:
 
 
 def _offset(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
-    figure, axes = plots.new_figure(1, width=7.0, height=3.8)
+    figure, axes = new_figure(1, width=7.0, height=3.8)
     scale = _scale(model)
     positions = scale * coordinates.grid(model.train_grid)
     for name, rope in _chosen(ropes, 6):
@@ -247,8 +266,8 @@ def _offset(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
 
 def _elements(model: ViT) -> Any:
     elements = angle_elements(model)
-    shape = plots.histogram(elements)
-    figure, axes = plots.new_figure(2, width=4.6, height=3.4)
+    shape = histogram(elements)
+    figure, axes = new_figure(2, width=4.6, height=3.4)
     for axis, scale in zip(axes[0], ("linear", "log"), strict=True):
         axis.stairs(shape["density"], shape["edges"], fill=True, alpha=0.6)
         axis.set(yscale=scale, xlabel="element of an angle matrix", ylabel=f"density ({scale})")

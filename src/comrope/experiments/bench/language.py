@@ -23,8 +23,8 @@ from comrope.experiments.bench.networks import NONE, Maker, candidates_of, from_
 from comrope.experiments.bench.rivals import HuggingFaceRoPE, Rival
 from comrope.experiments.bench.rotations import HUGGING_FACE
 from comrope.experiments.bench.runner import Baseline, Part
-from comrope.experiments.bench.timing import Cast, cross_entropy_backward
 from comrope.experiments.common.distributed import autocast
+from comrope.experiments.common.timing import Cast, cross_entropy_backward
 from comrope.integrations import fold, swap
 
 __all__ = ["LlamaBlock", "llama_block", "llama_model"]

@@ -35,13 +35,13 @@ from comrope.experiments.bench.rivals import (
     RivalAttention,
 )
 from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
-from comrope.experiments.bench.timing import (
+from comrope.experiments.common.distributed import autocast
+from comrope.experiments.common.timing import (
     Cast,
     cross_entropy_backward,
     inference_step,
     training_step,
 )
-from comrope.experiments.common.distributed import autocast
 from comrope.experiments.training.evaluate import compile_blocks
 from comrope.methods import METHODS
 from comrope.models import ViT, create_model

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from comrope.analysis import rotary_modules
-from comrope.experiments.bench.timing import Cast, inference_step, training_step
-from comrope.experiments.studies.paper.cost import TOLERANCE
+from comrope.experiments.common.parity import TOLERANCE
+from comrope.experiments.common.timing import Cast, inference_step, training_step
 
 __all__ = ["SLACK", "Rotation", "Verdict", "network_parity", "rotation_parity", "watched_samples"]
 

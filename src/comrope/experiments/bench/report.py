@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from comrope.experiments.common.console import machine
+from comrope.experiments.common.figures import STYLES, new_figure, save
 from comrope.experiments.common.files import write_text
-from comrope.experiments.studies import plots
 
 __all__ = ["described_machine", "draw", "print_tables", "write"]
 
@@ -215,7 +215,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         return
     counts = [sum(bool(row["measures"]) for row in rows) for _, rows in parts]
     heights = [0.9 + 0.22 * max(count, FEWEST) for count in counts]
-    figure, axes = plots.new_figure(2, len(parts), width=6.6, height=sum(heights) / len(parts))
+    figure, axes = new_figure(2, len(parts), width=6.6, height=sum(heights) / len(parts))
     axes[0, 0].get_gridspec().set_height_ratios(heights)
     for (left, right), (title, rows) in zip(axes, parts, strict=True):
         _bars(left, rows, "forward")
@@ -227,7 +227,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     modes = "; pale: eager, full: compiled" if results["setting"]["compile"] else ""
     text = f"{about['device']}, torch {about['torch']}, {about['date']}, {commit}{modes}"
     figure.suptitle(text, fontsize=10)
-    plots.save(figure, path)
+    save(figure, path)
 
 
 def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
@@ -237,7 +237,7 @@ def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
     whole = label == COPYING
     usual = sorted(values)[max(0, int(0.75 * len(values)) - 1)]
     end = max(values) if whole else min(max(values), max(2.0, 2.5 * usual))
-    colors = [plots.STYLES[row["method"]]["color"] for row in shown]
+    colors = [STYLES[row["method"]]["color"] for row in shown]
     places = range(len(shown))
     bars = axis.barh(places, [min(value, end) for value in values], color=colors, height=0.75)
     if any(row["compiled"] for row in shown):

@@ -21,7 +21,7 @@ import torch
 
 from comrope.experiments.bench.cases import Setting
 from comrope.experiments.bench.parity import Verdict
-from comrope.experiments.bench.timing import (
+from comrope.experiments.common.timing import (
     Recorder,
     Times,
     Work,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from comrope.experiments.common.figures import STYLES, new_figure
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
     CAUTION,
@@ -16,7 +17,6 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.plots import STYLES, new_figure
 from comrope.experiments.studies.stats import Difference, compare
 
 __all__ = ["figure", "table"]

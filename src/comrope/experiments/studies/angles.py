@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from comrope.experiments.common.figures import STYLES, new_figure
 from comrope.experiments.studies.markdown import named, rows, seeds_said
-from comrope.experiments.studies.plots import STYLES, new_figure
 
 __all__ = ["figure", "table"]
 

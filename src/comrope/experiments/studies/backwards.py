@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from comrope.experiments.common.figures import new_figure
 from comrope.experiments.studies.markdown import label, number, rows, spread, spread_said
 from comrope.experiments.studies.paper.video import over_control, pair_of, style_of, told_apart
-from comrope.experiments.studies.plots import new_figure
 
 __all__ = ["figure", "table"]
 

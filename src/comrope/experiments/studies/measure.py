@@ -18,9 +18,8 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
 from comrope.experiments.data.images import open_sources
-from comrope.experiments.inspect import angle_elements, at_the_start
+from comrope.experiments.inspect import angle_elements, at_the_start, histogram
 from comrope.experiments.runs.directory import WEIGHTS, read_result
-from comrope.experiments.studies import plots
 from comrope.experiments.studies.paper.video import REVERSED, pair_of
 from comrope.experiments.tasks.views import View, usual_view, views_of
 from comrope.experiments.training.evaluate import accuracy, load_run, validating
@@ -150,7 +149,7 @@ def _both_ways(config: Config, folder: Path) -> dict[str, Any]:
 def _elements(config: Config, folder: Path) -> dict[str, Any]:
     """How the elements of all angle matrices are spread."""
     elements = angle_elements(load_run(folder)[1])
-    return {"std": float(elements.std()), "histogram": plots.histogram(elements)}
+    return {"std": float(elements.std()), "histogram": histogram(elements)}
 
 
 def _frequencies(config: Config, folder: Path) -> dict[str, Any]:

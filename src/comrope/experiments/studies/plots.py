@@ -7,43 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from comrope.experiments.common.files import write_files
+from comrope.experiments.common.figures import STYLES, new_figure, save
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import class_token_said, named, spread_said
 from comrope.experiments.studies.tables import ELSEWHERE, made_elsewhere
 
-__all__ = ["STYLES", "curve", "draw", "histogram", "new_figure", "of_method", "resolutions", "save"]
-
-# A colour and a mark for each method, the same in every figure; told apart without colour too.
-STYLES: dict[str, dict[str, Any]] = {
-    "none": {"color": "0.6", "marker": "."},
-    "ape": {"color": "0.35", "marker": "x"},
-    "rope": {"color": "#0072B2", "marker": "s"},
-    "rope-mixed": {"color": "#56B4E9", "marker": "D"},
-    "liere": {"color": "#D55E00", "marker": "^"},
-    "comrope-ap": {"color": "#E69F00", "marker": "v"},
-    "comrope-ld": {"color": "#009E73", "marker": "o"},
-    "comrope-torus": {"color": "#CC79A7", "marker": "P"},
-}
-
-
-def new_figure(columns: int, rows: int = 1, *, width: float = 5.4, height: float = 4.3) -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    size = (width * columns, height * rows)
-    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-
-
-def save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot as plt
-
-    write_files({path: lambda file: figure.savefig(file, dpi=150, format="png")})
-    plt.close(figure)
+__all__ = ["curve", "draw", "of_method", "resolutions"]
 
 
 def draw(name: str, results: dict[str, Any], path: Path) -> None:
@@ -57,14 +27,6 @@ def draw(name: str, results: dict[str, Any], path: Path) -> None:
     }
     drawing = made_elsewhere(name, "figure") if name in ELSEWHERE else drawings[name]
     save(drawing(results), path)
-
-
-def histogram(elements: torch.Tensor) -> dict[str, list[float]]:
-    """Density over equal bins that reach the largest element, more of them for more elements."""
-    bins = min(121, 1 + 2 * round(len(elements) ** 0.4))
-    reach = float(elements.abs().max()) or 1.0
-    density, edges = np.histogram(elements.numpy(), bins=bins, range=(-reach, reach), density=True)
-    return {"density": density.tolist(), "edges": edges.tolist()}
 
 
 def curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: Any) -> None:

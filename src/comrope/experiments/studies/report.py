@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.figures import save
 from comrope.experiments.common.files import write_text
 from comrope.experiments.studies import plots, tables
 from comrope.experiments.studies.fair import brief
@@ -64,7 +65,7 @@ def _section(mark: Mark, document: Path, out: Path) -> str:
     except NothingThere:
         return f"Not run yet: `{mark.command}`.\n"
     if mark.brief is not None:
-        plots.save(brief.figure(results), document.parent / mark.brief)
+        save(brief.figure(results), document.parent / mark.brief)
         body, picture = tables.below(brief.table(results), results), mark.brief
     else:
         scale = "" if asked.preset == "small" else f"-{asked.preset}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from comrope.experiments.common.figures import new_figure
 from comrope.experiments.studies.markdown import label, number, rows, spread, spread_said
-from comrope.experiments.studies.plots import curve, new_figure, of_method
+from comrope.experiments.studies.plots import curve, of_method
 
 __all__ = ["figure", "table"]
 

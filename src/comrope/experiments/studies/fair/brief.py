@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from comrope.experiments.common.figures import STYLES, new_figure
 from comrope.experiments.studies.fair.comparison import how_much_added, more_over_less
 from comrope.experiments.studies.fair.rows import ADDED, OURS
 from comrope.experiments.studies.markdown import (
@@ -18,7 +19,6 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.plots import STYLES, new_figure
 from comrope.experiments.studies.stats import compare
 
 __all__ = ["figure", "table"]

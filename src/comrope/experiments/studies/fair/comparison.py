@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from comrope.experiments.common.figures import new_figure
 from comrope.experiments.studies.fair.rows import ADDED, OURS
 from comrope.experiments.studies.forest import Line, draw_forest
 from comrope.experiments.studies.markdown import (
@@ -20,7 +21,7 @@ from comrope.experiments.studies.markdown import (
     spread_said,
     usual_size,
 )
-from comrope.experiments.studies.plots import new_figure, of_method, resolutions
+from comrope.experiments.studies.plots import of_method, resolutions
 from comrope.experiments.studies.stats import Difference, compare, decided_together
 
 __all__ = [

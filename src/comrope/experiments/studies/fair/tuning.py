@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from comrope.experiments.common.figures import STYLES, new_figure
 from comrope.experiments.studies.fair.rows import EVERY, ROWS, SEARCHED, full_rows, row_key
 from comrope.experiments.studies.markdown import (
     fields_said,
@@ -18,7 +19,6 @@ from comrope.experiments.studies.markdown import (
     usual_size,
     validated_on,
 )
-from comrope.experiments.studies.plots import STYLES, new_figure
 from comrope.experiments.studies.study import PRESETS, packaged
 
 __all__ = ["best", "figure", "table"]

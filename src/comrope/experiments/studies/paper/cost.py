@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from comrope import positions as coordinates
-from comrope.analysis import rotary_modules
-from comrope.experiments.bench.timing import (
+from comrope.experiments.common.console import progress_bar
+from comrope.experiments.common.distributed import autocast, create_accelerator
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.parity import TOLERANCE, parity_error
+from comrope.experiments.common.timing import (
     cross_entropy_backward,
     inference_step,
     seconds,
     training_step,
 )
-from comrope.experiments.common.console import progress_bar
-from comrope.experiments.common.distributed import autocast, create_accelerator
-from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.tasks.views import resolution_of
 from comrope.experiments.training.evaluate import build_model, compile_blocks
 from comrope.models import ViT
 
-__all__ = ["TOLERANCE", "count_parameters", "measure", "parity_error"]
+__all__ = ["count_parameters", "measure"]
 
 # As the paper's tables have them, and ours besides.
 ROWS = (
@@ -51,7 +51,6 @@ FORMULAS = {
         lambda n, d, layers, axes, b: layers * d * b + layers * d * axes // b,
     ),
 }
-TOLERANCE = 1e-3  # of float32 logits after many layers
 WARM_UP, ROUNDS = 3, 12
 BATCH = {"cpu": 16, "cuda": 128}
 
@@ -75,22 +74,6 @@ def count_parameters() -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-@torch.no_grad()
-def parity_error(model: ViT, images: Tensor) -> float | None:
-    """Of the logits against those with block-wise matrix exponentials; None without a rotation."""
-    modules = rotary_modules(model).values()
-    if not modules:
-        return None
-    found = model(images)
-    backends = [module.backend for module in modules]
-    for module in modules:
-        module.backend = "reference"
-    expected = model(images)
-    for module, backend in zip(modules, backends, strict=True):
-        module.backend = backend
-    return float((found - expected).norm() / expected.norm())
 
 
 def measure(base: Config, *, methods: Sequence[str] = (), progress: bool = True) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.common.figures import STYLES, new_figure, save
 from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Key
 from comrope.experiments.data.boxes import Boxed, BoxedImages, collate_boxes, open_boxed
@@ -17,7 +18,6 @@ from comrope.experiments.runs.directory import LOG
 from comrope.experiments.runs.log import read_log
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import interval, label, number, rows, spread, spread_said
-from comrope.experiments.studies.plots import STYLES, new_figure, save
 from comrope.experiments.studies.stats import difference
 from comrope.experiments.tasks.detection import find
 from comrope.experiments.tasks.views import usual_view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from comrope.experiments.common.figures import new_figure
 from comrope.experiments.studies.markdown import (
     CAUTION,
     SEARCHED_WITH,
@@ -15,7 +16,7 @@ from comrope.experiments.studies.markdown import (
     spread_said,
     usual_size,
 )
-from comrope.experiments.studies.plots import new_figure, resolutions
+from comrope.experiments.studies.plots import resolutions
 from comrope.experiments.studies.stats import compare
 from comrope.experiments.studies.study import LABELS
 from comrope.experiments.studies.tables import beside_the_papers

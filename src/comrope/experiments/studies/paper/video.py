@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from comrope.experiments.common.figures import new_figure
 from comrope.experiments.studies.markdown import (
     CAUTION,
     interval,
@@ -15,7 +16,7 @@ from comrope.experiments.studies.markdown import (
     spread_said,
     usual_size,
 )
-from comrope.experiments.studies.plots import curve, new_figure, of_method, resolutions
+from comrope.experiments.studies.plots import curve, of_method, resolutions
 from comrope.experiments.studies.stats import compare, difference
 from comrope.experiments.studies.tables import beside_the_papers
 

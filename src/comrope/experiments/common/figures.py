@@ -1,0 +1,41 @@
+"""Figures: how they are made and saved, and the colour and marker of every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from comrope.experiments.common.files import write_files
+
+__all__ = ["STYLES", "new_figure", "save"]
+
+# The same in every figure; distinct without colour too.
+STYLES: dict[str, dict[str, Any]] = {
+    "none": {"color": "0.6", "marker": "."},
+    "ape": {"color": "0.35", "marker": "x"},
+    "rope": {"color": "#0072B2", "marker": "s"},
+    "rope-mixed": {"color": "#56B4E9", "marker": "D"},
+    "liere": {"color": "#D55E00", "marker": "^"},
+    "comrope-ap": {"color": "#E69F00", "marker": "v"},
+    "comrope-ld": {"color": "#009E73", "marker": "o"},
+    "comrope-torus": {"color": "#CC79A7", "marker": "P"},
+}
+
+
+def new_figure(columns: int, rows: int = 1, *, width: float = 5.4, height: float = 4.3) -> Any:
+    """Return a figure and its (rows, columns) array of axes, each of a width and height in inch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    size = (width * columns, height * rows)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as PNG and close it."""
+    from matplotlib import pyplot as plt
+
+    write_files({path: lambda file: figure.savefig(file, dpi=150, format="png")})
+    plt.close(figure)
