@@ -104,11 +104,11 @@ def copying(results: dict) -> str:
     """Rotations by our kernels: their time, and how much of the speed of copying they reach."""
     lines = []
     for row in results["rows"]:
-        at_hand = "at hand" in row["name"] or row["name"] == "rope-mixed, triton"
-        if row["suite"] != "rotation" or not at_hand:
+        precomputed = "precomputed" in row["name"] or row["name"] == "rope-mixed, triton"
+        if row["suite"] != "rotation" or not precomputed:
             continue
         measures = (row["measures"][key] for key in ("forward", "backward"))
-        told = [f"{1e3 * m['ms']:.0f} µs, {m['of_copy']:.0%}" for m in measures]
+        told = [f"{1e3 * m['ms']:.0f} µs, {m['fraction_of_copy_bandwidth']:.0%}" for m in measures]
         lines.append([row["name"].split(", ")[0], *told, f"{row['error']:.0e}"])
     (copied,) = (row for row in results["rows"] if row["name"] == "copying memory")
     moved = 2 * results["setting"]["copied_mib"] * 2**20 / copied["measures"]["forward"]["ms"] / 1e9

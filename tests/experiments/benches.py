@@ -10,7 +10,7 @@ import torch
 from comrope.experiments.bench import suites
 from comrope.experiments.bench.cases import Setting
 from comrope.experiments.bench.parity import Verdict
-from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
+from comrope.experiments.bench.runner import Baseline, Benchmark, Candidate, Part
 from comrope.experiments.cli import main
 
 CPU = torch.device("cpu")
@@ -31,9 +31,9 @@ def command(monkeypatch, *arguments: object) -> int:
 
 def fake(name: str, *, call=lambda: None, error: float = 0.0, **options) -> Candidate:
     """A candidate that does nothing, or what it is told to."""
-    subject = Subject({"forward": call, "step": call}, lambda: Verdict(error, 1e-6, "all"))
+    benchmark = Benchmark({"forward": call, "step": call}, lambda: Verdict(error, 1e-6, "all"))
     options.setdefault("method", "rope")
-    return Candidate(name, lambda: subject, **options)
+    return Candidate(name, lambda: benchmark, **options)
 
 
 def fake_part(*candidates: Candidate, suite: str = "rotation") -> Part:

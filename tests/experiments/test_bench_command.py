@@ -12,7 +12,7 @@ import torch
 
 from comrope.experiments.bench import parity, suites
 from comrope.experiments.bench.cases import Setting
-from comrope.experiments.bench.runner import Candidate, Part, Subject
+from comrope.experiments.bench.runner import Benchmark, Candidate, Part
 from comrope.experiments.common.errors import Interrupted
 from experiments.benches import TINY, command, fake, fake_part
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("qu
     [
         (("rotations",), "suites: expected one of all, rotation, attention"),
         (("--device", "tpu"), "device: expected auto, cpu, cuda or cuda:N, got 'tpu'"),
-        (("--device", "cuda:99"), "device: cuda:99 is not here"),
+        (("--device", "cuda:99"), "device: this machine has"),
         (("--dtype", "int8"), "dtype: expected one of float32, bfloat16, float16, got 'int8'"),
         (("--preset", "huge"), "preset: expected one of small, full, got 'huge'"),
         (("--rounds", "0"), "rounds: expected at least 1, got 0"),
@@ -51,7 +51,7 @@ def test_some_rows_beside_the_yardstick(monkeypatch, tmp_path, capfd):
 
 
 def test_an_interruption_keeps_what_was_timed(monkeypatch, tmp_path):
-    def stopped() -> Subject:
+    def stopped() -> Benchmark:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
         raise AssertionError

@@ -27,10 +27,10 @@ class OffBy(PlainRoPE):
         super().__init__(rivals._vanilla_phases(shape), shape.dtype)
         self.fault = fault
 
-    def turn(self, q, k):
+    def rotate(self, q, k):
         if self.fault == "gradient":  # right values, and half of q's gradient
             q = 0.5 * q + 0.5 * q.detach()
-        turned_q, turned_k = super().turn(q, k)
+        turned_q, turned_k = super().rotate(q, k)
         if self.fault == "values":
             return turned_q * 1.0001, turned_k
         if self.fault == "last sample":
@@ -46,16 +46,20 @@ class OffBy(PlainRoPE):
 def test_the_gate_sees_small_faults(fault):
     sound, faulty = OffBy("none", GRID_SHAPE), OffBy(fault, GRID_SHAPE)
     q, k = queries()
-    assert rotation_parity(sound.turn, sound.state, q, k).passed
-    assert not rotation_parity(faulty.turn, faulty.state, q, k).passed
+    assert rotation_parity(sound.rotate, sound.define, q, k).passed
+    assert not rotation_parity(faulty.rotate, faulty.define, q, k).passed
 
 
 def test_the_gate_allows_the_noise_of_a_dtype_and_no_more():
     q, k = queries(torch.bfloat16)
     rope = PlainRoPE.of(GRID_SHAPE._replace(dtype=torch.bfloat16))
-    verdict = rotation_parity(rope.turn, rope.state, q, k)
+    verdict = rotation_parity(rope.rotate, rope.define, q, k)
     assert 1e-3 < verdict.error <= verdict.limit < 1e-2
-    assert not rotation_parity(lambda q, k: (1.01 * rope.turn(q, k)[0], k), rope.state, q, k).passed
+
+    def wrong(q, k):
+        return 1.01 * rope.rotate(q, k)[0], k
+
+    assert not rotation_parity(wrong, rope.define, q, k).passed
 
 
 def test_every_rival_computes_what_it_states_on_a_grid_that_is_not_square():
@@ -68,14 +72,14 @@ def test_every_rival_computes_what_it_states_on_a_grid_that_is_not_square():
             continue
         learned = [p for p in rival.parameters() if p.requires_grad]
         verdict = rotation_parity(
-            rival.turn, rival.state, q, k, angles=learned, exact_angles=learned
+            rival.rotate, rival.define, q, k, angles=learned, exact_angles=learned
         )
         assert verdict.passed, (name, verdict)
 
 
 def test_a_network_with_a_wrong_rotation_does_not_pass():
     def state(module: nn.Module) -> None:
-        module.rival.stated = True
+        module.rival.use_definition = True
 
     def cast() -> torch.autocast:
         return torch.autocast("cpu", enabled=False)

@@ -185,11 +185,11 @@ def bench_command(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Rows whose names contain this, beside the yardstick; repeatable."),
+        typer.Option(help="Rows whose names contain this, and the reference row; repeatable."),
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="The folder for results.json, results.csv and figure.png.")
-    ] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help="The folder for results.json and figure.png.")] = Path(
+        "out/bench"
+    ),
     quiet: Quiet = False,
 ) -> None:
     """Time comrope beside its rivals, each only after a check that it computes what it should.

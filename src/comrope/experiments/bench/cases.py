@@ -1,4 +1,4 @@
-"""The sizes that the benchmarks measure, and comrope's rotations made for them.
+"""Sizes that the benchmarks measure, and comrope's rotations for these sizes.
 
 Shapes: B batch, T tokens, N axes.
 """
@@ -20,14 +20,14 @@ __all__ = [
     "Setting",
     "Shape",
     "block_size_of",
-    "colour_of",
+    "color_method",
     "llama_positions",
     "llama_rotary",
     "llama_shape",
     "name_of",
     "own_rotation",
+    "perturb_angles",
     "shape_of",
-    "stir",
     "token_positions",
     "used_backend",
 ]
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Setting:
-    """The sizes that are measured, and where."""
+    """Sizes, device and dtype of a benchmark."""
 
     device: torch.device
     dtype: torch.dtype
@@ -49,12 +49,12 @@ class Setting:
     llama_heads: int
     llama_key_heads: int
     llama_head_dim: int
-    language: dict[str, int]  # a whole language model, in the words of its configuration
-    copied_mib: int  # the yardstick of rotations; more than caches hold
+    language: dict[str, int]  # a whole language model, as its configuration names them
+    copied_mib: int  # copied by the reference row of rotations; more than caches hold
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """Not compiled, and compiled if that is wanted."""
+        """Eager, and compiled if the setting says so."""
         return (False, True) if self.compile else (False,)
 
     @property
@@ -63,7 +63,7 @@ class Setting:
 
 
 class Shape(NamedTuple):
-    """The attention layer that a rival is made for; ``grid`` () is a sequence of ``tokens``."""
+    """The attention layer that a rival is built for; an empty ``grid`` is a sequence."""
 
     tokens: int
     heads: int
@@ -79,7 +79,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(setting: Setting) -> Shape:
-    """An attention layer of the ViT that is measured."""
+    """Return the shape of an attention layer of the measured ViT."""
     size, (rows, columns) = SIZES[setting.size], setting.grid
     heads = size["num_heads"]
     dim = size["embed_dim"] // heads
@@ -92,7 +92,7 @@ def llama_shape(setting: Setting) -> Shape:
 
 
 def token_positions(setting: Setting, per_sample: bool = False) -> Tensor:
-    """Patch centres and the class token: (T, N), or (B, T, N) with the paper's noise on each."""
+    """Patch centres and the class token: (T, N), or (B, T, N), perturbed per sample."""
     place = coordinates.grid(setting.grid, device=setting.device)
     if per_sample:
         patch = [1 / size for size in setting.grid]
@@ -105,24 +105,24 @@ def block_size_of(method: str) -> int:
 
 
 def used_backend(rope: RotaryEmbedding, setting: Setting) -> str:
-    """What ``"auto"`` comes to for the tensors that are measured."""
+    """Return the backend that ``"auto"`` selects for the measured tensors."""
     x = torch.empty(0, device=setting.device, dtype=setting.dtype)
     return rope.chosen_backend(x, x, x.float()).backend
 
 
-def colour_of(rival: str) -> str:
-    """The method of ours that a rival is the like of."""
+def color_method(rival: str) -> str:
+    """Return the method whose color a rival gets in figures."""
     return "rope-mixed" if "Mixed" in rival else "rope"
 
 
 def name_of(method: str, backend: str = "auto", kind: str = "shared") -> str:
-    """Of a row; the reference is named after what it is in the paper."""
+    """Return the name of a row; the reference implementation is the paper's Algorithm 1."""
     words = {"auto": "", "reference": "Algorithm 1"}.get(backend, backend)
     return ", ".join(word for word in (method, words, kind if kind != "shared" else "") if word)
 
 
 def own_rotation(setting: Setting, method: str, backend: str) -> RotaryEmbedding:
-    """The rotation of one ViT layer, the same angles for every backend."""
+    """Return the rotation of one ViT layer, with the same angles for every backend."""
     torch.manual_seed(0)
     shape = shape_of(setting)
     rope = RotaryEmbedding(
@@ -134,12 +134,12 @@ def own_rotation(setting: Setting, method: str, backend: str) -> RotaryEmbedding
         backend=backend,
         device=setting.device,
     )
-    stir(rope)
+    perturb_angles(rope)
     return rope
 
 
 def llama_rotary(setting: Setting, method: str, backend: str) -> RotaryEmbedding:
-    """As after some training from vanilla RoPE: every head has angles of its own."""
+    """Return a rotation as after some training from vanilla RoPE: heads differ."""
     rope = RotaryEmbedding(
         method,
         num_heads=setting.llama_key_heads,
@@ -150,13 +150,13 @@ def llama_rotary(setting: Setting, method: str, backend: str) -> RotaryEmbedding
         backend=backend,
         device=setting.device,
     )
-    stir(rope)
+    perturb_angles(rope)
     return rope
 
 
 @torch.no_grad()
-def stir(module: nn.Module) -> None:
-    """Move all angles a little from where they start: some starts are zero, some like others."""
+def perturb_angles(module: nn.Module) -> None:
+    """Add small noise to all angles, because some initializations are zero or equal."""
     for rope in rotary_modules(module).values():
         for parameter in rope.parameters():
             generator = torch.Generator(parameter.device).manual_seed(0)

@@ -1,4 +1,4 @@
-"""Language models: a Llama's block, and a whole Llama of Hugging Face's with its rotation swapped.
+"""Language models: a block of Llama's shape, and a swapped Llama of Hugging Face.
 
 Shapes: T tokens, N axes.
 """
@@ -17,7 +17,7 @@ from comrope.experiments.bench.cases import (
     llama_positions,
     llama_rotary,
     llama_shape,
-    stir,
+    perturb_angles,
 )
 from comrope.experiments.bench.networks import NONE, Maker, candidates_of, from_gradient
 from comrope.experiments.bench.rivals import HuggingFaceRoPE, Rival
@@ -66,7 +66,7 @@ class LlamaBlock(nn.Module):
 
 
 def llama_block(setting: Setting) -> Part:
-    """A block of a language model, where the rotation is one thing among many."""
+    """A whole block of a language model."""
     shape = llama_shape(setting)
     width = shape.heads * shape.head_dim
     x = torch.randn(1, shape.tokens, width, device=setting.device).to(setting.dtype)
@@ -90,7 +90,7 @@ def llama_block(setting: Setting) -> Part:
 
 
 class Causal(nn.Module):
-    """A language model that takes tokens and gives logits, all of a batch in one row."""
+    """A language model from tokens to logits."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Causal(nn.Module):
 
 
 def llama_model(setting: Setting) -> Part:
-    """A whole model of about a billion weights, narrow themselves: its angles stay float32."""
+    """A whole model of about a billion weights in the measured dtype; angles stay float32."""
     sizes = setting.language
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(sizes["vocab_size"], (1, sizes["tokens"] + 1), generator=generator)
@@ -120,7 +120,7 @@ def llama_model(setting: Setting) -> Part:
             model: Any = LlamaForCausalLM(LlamaConfig(**config))
         model.to(dtype=setting.dtype).set_attn_implementation(_causal_attention())
         if method:
-            stir(swap(model, method, block_size=8))
+            perturb_angles(swap(model, method, block_size=8))
         return Causal(fold(model) if folded else model)
 
     makers: list[Maker] = [
@@ -137,8 +137,10 @@ def llama_model(setting: Setting) -> Part:
 
 
 def _causal_attention() -> str:
-    """Hugging Face's use of torch's attention, always causal. Its own mask asks the GPU whether the
-    sequence is one or several, and while a CUDA graph is recorded supposes that it is several.
+    """Register SDPA attention that is always causal; return its name.
+
+    Hugging Face's own mask synchronises with the GPU to find packed sequences, and assumes them
+    while a CUDA graph is recorded.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -151,7 +153,7 @@ def _causal_attention() -> str:
 
 
 def _no_cast(setting: Setting) -> Cast:
-    """The weights are narrow themselves."""
+    """Return a cast that does nothing: the weights have the measured dtype."""
     return partial(autocast, "no", setting.device)
 
 

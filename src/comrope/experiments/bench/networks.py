@@ -18,11 +18,11 @@ from comrope.experiments.bench.cases import (
     Setting,
     Shape,
     block_size_of,
-    colour_of,
+    color_method,
     name_of,
     own_rotation,
+    perturb_angles,
     shape_of,
-    stir,
     token_positions,
     used_backend,
 )
@@ -34,7 +34,7 @@ from comrope.experiments.bench.rivals import (
     Rival,
     RivalAttention,
 )
-from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
+from comrope.experiments.bench.runner import Baseline, Benchmark, Candidate, Part
 from comrope.experiments.common.distributed import autocast
 from comrope.experiments.common.timing import (
     Cast,
@@ -53,9 +53,9 @@ NONE, APE = "none", "APE"
 TIMM = "timm APE, whole model"
 PRECISION = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CLASSES = 1000
-VALUES_TOO = {"rotate_values": True}
+ROTATED_VALUES = {"rotate_values": True}
 Maker = tuple[str, str, str, Callable[[], nn.Module]]  # a row's name, method, backend, and itself
-# Every method by the backend that comes of itself, and the paper's own way once, never compiled.
+# Every method with the default backend, and the paper's Algorithm 1 once, not compiled.
 OWN = (*((method, "auto") for method in METHODS), ("comrope-ld", "reference"))
 
 
@@ -82,7 +82,7 @@ def attention(setting: Setting) -> Part:
     def plain() -> Attention:
         return Attention(width, shape.heads)
 
-    def turned(method: str, backend: str) -> nn.Module:
+    def rotated(method: str, backend: str) -> nn.Module:
         return Attention(width, shape.heads, rope=own_rotation(setting, method, backend))
 
     def rival(make: Callable[[Shape], Rival]) -> nn.Module:
@@ -91,8 +91,8 @@ def attention(setting: Setting) -> Part:
     makers: list[Maker] = [
         (NONE, "none", "", plain),
         (APE, "ape", "", lambda: AddedPositions(plain(), shape.tokens)),
-        *((name, colour_of(name), "", partial(rival, make)) for name, make in RIVALS.items()),
-        *((name_of(m, b), m, b, partial(turned, m, b)) for m, b in OWN),
+        *((name, color_method(name), "", partial(rival, make)) for name, make in RIVALS.items()),
+        *((name_of(m, b), m, b, partial(rotated, m, b)) for m, b in OWN),
     ]
     candidates = candidates_of(setting, makers, inputs, backward)
     title = (
@@ -103,14 +103,14 @@ def attention(setting: Setting) -> Part:
 
 
 def vit(setting: Setting) -> Part:
-    """A whole ViT: a training step without the optimizer, and inference."""
+    """A whole ViT: inference, and a training step without the optimizer."""
     pixels = [16 * size for size in setting.grid]
     images = torch.randn(setting.batch, 3, *pixels, device=setting.device)
     targets = torch.randint(CLASSES, (setting.batch,), device=setting.device)
     backward = partial(cross_entropy_backward, targets)
     makers = _vits(setting)
     candidates = candidates_of(setting, makers, (images,), backward)
-    noisy = candidates_of(
+    per_sample = candidates_of(
         setting,
         [(f"{n}, per sample", m, b, make) for n, m, b, make in makers if n == "comrope-ld"],
         (images, token_positions(setting, per_sample=True)),
@@ -123,7 +123,7 @@ def vit(setting: Setting) -> Part:
         f"{setting.dtype_name})"
     )
     baselines = (*_baselines(), Baseline("timm APE", TIMM, only="timm"))
-    return Part("vit", title, NONE, [*candidates, *noisy], baselines)
+    return Part("vit", title, NONE, [*candidates, *per_sample], baselines)
 
 
 def _vits(setting: Setting) -> list[Maker]:
@@ -135,7 +135,7 @@ def _vits(setting: Setting) -> list[Maker]:
         if backend:
             options |= {"block_size": block_size_of(position), "backend": backend}
         model = create_model(f"vit_{setting.size}_patch16_224", **options)
-        stir(model)
+        perturb_angles(model)
         return model
 
     def plain() -> ViT:
@@ -156,7 +156,12 @@ def _vits(setting: Setting) -> list[Maker]:
         (PLAIN, "rope", "", plain),
         *((name_of(m, b), m, b, partial(own, m, b)) for m, b in OWN),
         *(
-            (f"{method}, values too", method, "auto", partial(own, method, "auto", **VALUES_TOO))
+            (
+                f"{method}, rotated values",
+                method,
+                "auto",
+                partial(own, method, "auto", **ROTATED_VALUES),
+            )
             for method in ("rope", "comrope-torus")
         ),
         (TIMM, "ape", "", partial(timm, "")),
@@ -174,12 +179,12 @@ def candidates_of(
     cast: Cast | None = None,
     positions: str = "shared",
 ) -> list[Candidate]:
-    """A row for each, eager and compiled; by default under autocast to the dtype that is timed."""
+    """Return eager and compiled rows; by default under autocast to the measured dtype."""
     given = {"cast": cast or partial(autocast, PRECISION[setting.dtype], setting.device)}
     return [
         Candidate(
             name,
-            partial(_subject, setting, make, inputs, backward, **given, compiled=compiled),
+            partial(_benchmark, setting, make, inputs, backward, **given, compiled=compiled),
             method,
             backend,
             positions,
@@ -190,7 +195,7 @@ def candidates_of(
     ]
 
 
-def _subject(
+def _benchmark(
     setting: Setting,
     make: Callable[[], nn.Module],
     inputs: Sequence[Tensor],
@@ -198,15 +203,15 @@ def _subject(
     *,
     compiled: bool,
     cast: Cast,
-) -> Subject:
+) -> Benchmark:
     torch.manual_seed(0)
     module = make().to(setting.device)
     ran = next((used_backend(rope, setting) for rope in rotary_modules(module).values()), "")
-    if compiled and hasattr(module, "blocks"):  # a ViT, ours or timm's, for its own sizes alone
+    if compiled and hasattr(module, "blocks"):  # a ViT, ours or timm's
         compile_blocks(module, dynamic=False)
     elif compiled:
         module.compile(dynamic=False)
-    return Subject(
+    return Benchmark(
         {
             "forward": partial(inference_step, cast, module, inputs),
             "step": partial(training_step, cast, module, inputs, backward),
@@ -217,12 +222,12 @@ def _subject(
 
 
 def _make_exact(module: nn.Module) -> None:
-    """Every rotation in it as its plainest statement: matrix exponentials, or the rival's own."""
+    """Switch every rotation to its reference implementation."""
     for rotary in rotary_modules(module).values():
         rotary.backend = "reference"
     for part in module.modules():
         if isinstance(part, Rival):
-            part.stated = True
+            part.use_definition = True
 
 
 def from_gradient(gradient: Tensor, output: Tensor) -> None:

@@ -1,10 +1,10 @@
-"""The gate of the benchmarks: what is timed must first compute what it says it computes.
+"""Correctness checks of the benchmarks: only what computes the right result is timed.
 
-A result may differ from the exact one by the noise of its own dtype. How much that is, is measured
-rather than guessed: the slow obvious formula is computed twice, in float64 (the truth) and from the
-same inputs in the dtype that is timed (the twin: float32 inside, its results rounded). A candidate
-passes if it is no further from the truth than ``SLACK`` times its twin, and a small floor. Samples
-are checked at the full size that is timed, only a few of the batch being looked at.
+A result may differ from the exact one by the rounding of its own dtype. That rounding is measured:
+the reference implementation is computed twice, in float64 (exact) and from the same inputs in the
+dtype that is timed (rounded). A candidate passes if its error is at most ``SLACK`` times the error
+of the rounded reference, plus a small floor. The whole batch is computed; a few samples of it are
+compared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOOR = 32 * torch.finfo(torch.float32).eps  # of a rotation, for what float32 i
 
 
 class Verdict(NamedTuple):
-    """The largest relative error of what was compared, and the most that it may be."""
+    """The largest relative error of a comparison, and its limit."""
 
     error: float
     limit: float
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 def watched_samples(batch: int) -> list[int]:
-    """The first, the last and one between: enough to see that all of a batch is worked on."""
+    """Return the first, the middle and the last sample, which shows that all are computed."""
     return sorted({0, batch // 2, batch - 1})
 
 
@@ -62,20 +62,22 @@ def rotation_parity(
     angles: Sequence[Tensor] = (),
     exact_angles: Sequence[Tensor] = (),
 ) -> Verdict:
-    """Scores of rotated q (B, H G, T, D) and k (B, H, T, D), and the gradients of all inputs.
+    """Compare scores of rotated q (B, H G, T, D) and k (B, H, T, D), and gradients of all inputs.
 
-    ``exact`` is given the watched samples alone, in float64 and in the dtype of q; it must compute
-    in the widest dtype of float32 and its inputs. ``angles`` are the learned parameters of each.
+    ``exact`` gets the watched samples only, in float64 and in the dtype of q. It must compute in
+    the widest dtype of float32 and its inputs. ``angles`` are the learned parameters of each.
     """
     few = watched_samples(q.shape[0])
     got = _scores_and_gradients(found, q, k, angles, few)
     some_q, some_k = q[few].detach(), k[few].detach()
     everyone = list(range(len(few)))
-    twin = _scores_and_gradients(exact, some_q, some_k, exact_angles, everyone)
-    truth = _scores_and_gradients(exact, some_q.double(), some_k.double(), exact_angles, everyone)
+    rounded = _scores_and_gradients(exact, some_q, some_k, exact_angles, everyone)
+    exact_parts = _scores_and_gradients(
+        exact, some_q.double(), some_k.double(), exact_angles, everyone
+    )
     return Verdict.worst(
-        Verdict(_error(got[part], expected), SLACK * _error(twin[part], expected) + FLOOR, part)
-        for part, expected in truth.items()
+        Verdict(_error(got[part], expected), SLACK * _error(rounded[part], expected) + FLOOR, part)
+        for part, expected in exact_parts.items()
     )
 
 
@@ -87,35 +89,37 @@ def network_parity(
     *,
     compiled: bool,
 ) -> Verdict:
-    """Outputs and gradients of a network against a copy of it that ``make_exact`` has changed.
+    """Compare outputs and gradients of a network with a copy that ``make_exact`` has changed.
 
-    As it is timed, in its own dtype, against the copy in float32, within ``SLACK`` times the error
-    of the copy in that dtype; and unless it is compiled, both in float32. (A compiled network is
-    not called with anything but what is timed: it would be compiled for that as well.) Rotations of
-    the copy are float64 inside: at thousands of tokens float32 is no truth about phases.
+    The network in its own dtype is compared with the copy in float32; the limit is ``SLACK`` times
+    the error of the copy in that dtype. A network that is not compiled is compared in float32 as
+    well. (Calling a compiled one with other inputs would compile it again.) Rotations of the copy
+    are computed in float64, because float32 phases are not exact at thousands of tokens.
     """
     few = watched_samples(inputs[0].shape[0])
     some = [_rows(tensor, few, inputs[0].shape[0]) for tensor in inputs]
-    twin = copy.deepcopy(module)  # copies are not compiled
-    make_exact(twin)
+    reference = copy.deepcopy(module)  # copies are not compiled
+    make_exact(reference)
     everyone = list(range(len(few)))
-    near = _outputs_and_gradients(twin, some, cast, everyone)
+    rounded = _outputs_and_gradients(reference, some, cast, everyone)
     wide_inputs = [tensor.float() if tensor.is_floating_point() else tensor for tensor in some]
-    twin.float()
-    for rotary in rotary_modules(twin).values():
+    reference.float()
+    for rotary in rotary_modules(reference).values():
         rotary.double()
-    truth = _outputs_and_gradients(twin, wide_inputs, _no_cast(inputs[0]), everyone)
+    exact_parts = _outputs_and_gradients(reference, wide_inputs, _no_cast(inputs[0]), everyone)
     got = _outputs_and_gradients(module, inputs, cast, few)
     verdicts = [
-        Verdict(_error(got[part], expected), SLACK * _error(near[part], expected) + TOLERANCE, part)
-        for part, expected in truth.items()
+        Verdict(
+            _error(got[part], expected), SLACK * _error(rounded[part], expected) + TOLERANCE, part
+        )
+        for part, expected in exact_parts.items()
     ]
     if not compiled:
         same = copy.deepcopy(module).float()
         wide = _outputs_and_gradients(same, wide_inputs, _no_cast(inputs[0]), everyone)
         verdicts += [
             Verdict(_error(wide[part], expected), TOLERANCE, f"{part} in float32")
-            for part, expected in truth.items()
+            for part, expected in exact_parts.items()
         ]
     module.zero_grad(set_to_none=True)
     return Verdict.worst(verdicts)

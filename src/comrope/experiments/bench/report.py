@@ -1,10 +1,8 @@
-"""What a benchmark leaves behind: a table on the terminal, JSON, CSV and a picture."""
+"""Output of a benchmark: tables on the terminal, results.json, figure.png."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 import subprocess
@@ -25,7 +23,7 @@ __all__ = ["described_machine", "draw", "print_tables", "write"]
 
 PACKAGES = ("comrope", "triton", "transformers", "rotary-embedding-torch")
 MEASURES = {"forward": "forward", "step": "forward + backward", "backward": "backward"}
-COPYING = "share of the speed of copying memory"
+COPYING = "fraction of the copy bandwidth"
 WIDTH = 150  # of a table that goes to a file or a pipe
 LEGEND = (
     "step: forward and backward; ms: median ± half the distance of the quartiles; error: the "
@@ -36,7 +34,7 @@ Row = dict[str, Any]
 
 
 def described_machine(device: torch.device) -> dict[str, Any]:
-    """The hardware, versions, date and commit that a number belongs to."""
+    """Return hardware, versions, date and commit."""
     about: dict[str, Any] = dict(machine(device))
     for package in PACKAGES:
         about[package] = None
@@ -52,21 +50,21 @@ def described_machine(device: torch.device) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """Of NVIDIA; the GPUs of a machine share one."""
-    said = _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return said.splitlines()[0] if said else None
+    """Return the version of NVIDIA's driver."""
+    output = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return output.splitlines()[0] if output else None
 
 
 def _checkout() -> dict[str, Any]:
-    """The commit of the package, if its files are tracked, and whether they were changed since."""
-    if _said("git", "ls-files", "--error-unmatch", "__init__.py") is None:
+    """Return the commit of the package, and whether its files differ from it."""
+    if _output_of("git", "ls-files", "--error-unmatch", "__init__.py") is None:
         return {"commit": None, "dirty": None}
-    changed = _said("git", "status", "--porcelain", "--", ".")
-    return {"commit": _said("git", "rev-parse", "HEAD"), "dirty": changed != ""}
+    changed = _output_of("git", "status", "--porcelain", "--", ".")
+    return {"commit": _output_of("git", "rev-parse", "HEAD"), "dirty": changed != ""}
 
 
-def _said(*command: str) -> str | None:
-    """What a command prints, in the folder of the package; None if it fails or is not there."""
+def _output_of(*command: str) -> str | None:
+    """Return the output of a command in the package folder; None if it fails."""
     package = Path(__file__).parents[2]
     try:
         done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=20)
@@ -76,48 +74,14 @@ def _said(*command: str) -> str | None:
 
 
 def write(results: dict[str, Any], folder: Path) -> None:
-    """results.json, results.csv and figure.png, each whole or as it was before."""
+    """Write results.json and figure.png, each atomically."""
     write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    write_text(folder / "results.csv", _csv(results))
     if any(row["measures"] for row in results["rows"]):
         draw(results, folder / "figure.png")
 
 
-def _csv(results: dict[str, Any]) -> str:
-    """One line a measurement, each with the machine that it belongs to."""
-    rows, about = results["rows"], results["machine"]
-    ratios = [measure["of"] for row in rows for measure in row["measures"].values()]
-    labels = sorted({label for some in (*ratios, *(r["peak_of"] for r in rows)) for label in some})
-    shown = ["suite", "part", "name", "method", "backend", "ran", "positions", "compiled"]
-    shown += ["status", "reason", "error", "limit"]
-    timed = ["ms", "low", "high", "host_ms", "graph", "rounds", "of_copy"]
-    where = ["device", "dtype", "date", "commit", "dirty", "torch", "triton", "command"]
-    about = {**about, "dtype": results["setting"]["dtype"], "command": results["command"]}
-    header = [*shown, "measure", *timed, "peak_mib", *(f"of {label}" for label in labels), *where]
-    lines: list[dict[str, Any]] = []
-    for row in rows:
-        common = {key: row.get(key) for key in shown} | {key: about[key] for key in where}
-        for name, measure in row["measures"].items():
-            times = {key: measure.get(key) for key in timed}
-            lines.append({**common, "measure": name, **times, **_labelled(measure["of"])})
-        if row["peak_mib"] is not None:
-            peak = {"measure": "peak", "peak_mib": row["peak_mib"]}
-            lines.append({**common, **peak, **_labelled(row["peak_of"])})
-        if not row["measures"]:
-            lines.append(common)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, header, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def _labelled(ratios: dict[str, float]) -> dict[str, float]:
-    return {f"of {label}": ratio for label, ratio in ratios.items()}
-
-
 def print_tables(rows: Sequence[Row], console: Console | None = None) -> None:
-    """One table a part; below it, what was not timed and why."""
+    """Print a table for each part; below it, what was not timed and why."""
     out = console or Console(highlight=False)
     if not out.is_terminal:
         out.width = max(out.width, WIDTH)
@@ -152,15 +116,15 @@ def _name(row: Row) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[tuple[str, Any]]:
-    """Headers, of two lines each, and what each says of a row."""
+    """Return headers of two lines each, with functions from a row to a cell."""
     both = "forward / step"
     columns: list[tuple[str, Any]] = [
         ("forward\nms", lambda row: _time(row, "forward")),
         ("step\nms", lambda row: _time(row, "step")),
     ]
     measures = [measure for row in rows for measure in row["measures"].values()]
-    if any("of_copy" in measure for measure in measures):
-        columns.append(("of copying memory\nforward / backward / step", _shares))
+    if any("fraction_of_copy_bandwidth" in measure for measure in measures):
+        columns.append(("of copy bandwidth\nforward / backward / step", _shares))
     for label in dict.fromkeys(label for measure in measures for label in measure["of"]):
         columns.append((f"÷ {label}\n{both}", lambda row, label=label: _ratios(row, label)))
     if any(row["peak_mib"] for row in rows):
@@ -179,7 +143,10 @@ def _time(row: Row, key: str) -> str:
 
 def _shares(row: Row) -> str:
     found = [row["measures"].get(key, {}) for key in ("forward", "backward", "step")]
-    shares = [f"{100 * m['of_copy']:.3g}" if "of_copy" in m else "–" for m in found]
+    shares = [
+        f"{100 * m['fraction_of_copy_bandwidth']:.3g}" if "fraction_of_copy_bandwidth" in m else "–"
+        for m in found
+    ]
     return " / ".join(f"{share:>5}" for share in shares) + " %"
 
 
@@ -195,7 +162,7 @@ def _number(value: float | None) -> str:
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
-    """Rows without a time, those with the same reason together."""
+    """Return lines about rows without a time, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row["status"] not in ("timed", "parity failed"):
@@ -205,7 +172,7 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars of ratios, a row of two panels for each part."""
+    """Draw bars of ratios: two panels for each part."""
     parts = []
     for title in dict.fromkeys(row["part"] for row in results["rows"]):
         own = [row for row in results["rows"] if row["part"] == title and row["method"]]
@@ -231,7 +198,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
-    """One bar a row: its share of the speed of copying, or its ratio to the first baseline."""
+    """Draw one bar a row: the fraction of the copy bandwidth, or the ratio to a baseline."""
     shown = [row for row in rows if row["measures"]]
     label, values = _lengths(shown, key)
     whole = label == COPYING
@@ -260,10 +227,12 @@ def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
 
 
 def _lengths(rows: Sequence[Row], key: str) -> tuple[str, list[float]]:
-    """What the bars of a panel say, and how long they are."""
+    """Return the label and the lengths of a panel's bars."""
     measures = [row["measures"][key] for row in rows]
-    if rows[0]["suite"] == "rotation" and all("of_copy" in measure for measure in measures):
-        return COPYING, [measure["of_copy"] for measure in measures]
+    if rows[0]["suite"] == "rotation" and all(
+        "fraction_of_copy_bandwidth" in measure for measure in measures
+    ):
+        return COPYING, [measure["fraction_of_copy_bandwidth"] for measure in measures]
     label = next((name for measure in measures for name in measure["of"]), None)
     if label is None:  # the baseline itself was not timed
         return "ms", [measure["ms"] for measure in measures]

@@ -1,8 +1,8 @@
-"""What comrope is compared with: rotations from a table, of timm, Hugging Face and others.
+"""Rotations of other libraries: plain PyTorch, timm, Hugging Face, rotary-embedding-torch.
 
-Every rival computes its rotation the way its own library does. Beside that stands what it claims to
-compute, its phases and which channels form a plane, so that the gate can check it in float64.
-Tables that a network makes once for all of its layers are made before the clock starts.
+Every rival computes its rotation with the code of its library. Beside it stands its definition:
+phases, and which channels form a plane; the parity check compares both in float64. Tables that a
+network computes once for all layers are computed before the timing starts.
 
 Shapes: B batch, H heads, T tokens, D head dimension; rotations take q and k (B, H, T, D).
 """
@@ -35,29 +35,29 @@ __all__ = [
 
 
 class Rival(nn.Module):
-    """A rotation of q and k with positions of its own."""
+    """A rotation of q and k at fixed positions."""
 
     by_halves = True  # channel c goes with c + D / 2, else 2c with 2c + 1
     rope: Any  # the library's own module, where it has one
     prefix = 0  # leading tokens that are left as they are
-    stated = False  # compute the statement instead: what the gate holds it against
+    use_definition = False  # compute the definition, which the parity check compares with
 
     def phases(self, dtype: torch.dtype) -> Tensor:
-        """What it turns by: (T, D / 2) or (H, T, D / 2), prefix tokens left out."""
+        """Return the phases (T, D / 2) or (H, T, D / 2), without prefix tokens."""
         raise NotImplementedError
 
-    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The library's own code."""
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate with the library's own code."""
         raise NotImplementedError
 
-    def state(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, written down in the plainest way, in float32 or wider."""
+    def define(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate as the definition says, in float32 or wider."""
         phases = self.phases(compute_dtype(q, k))
         angles = nn.functional.pad(phases, (0, 0, self.prefix, 0))
-        return _turned(q, angles, self.by_halves), _turned(k, angles, self.by_halves)
+        return _rotated(q, angles, self.by_halves), _rotated(k, angles, self.by_halves)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.state(q, k) if self.stated else self.turn(q, k)
+        return self.define(q, k) if self.use_definition else self.rotate(q, k)
 
 
 class PlainRoPE(Rival):
@@ -86,7 +86,7 @@ class PlainRoPE(Rival):
     def phases(self, dtype: torch.dtype) -> Tensor:
         return self.exact_phases.to(dtype)
 
-    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         narrow = q.dtype == self.narrow_cos.dtype
         cos, sin = (self.narrow_cos, self.narrow_sin) if narrow else (self.cos, self.sin)
         return self._apply_tables(q, k, cos, sin)
@@ -151,7 +151,7 @@ class RotaryEmbeddingTorch(Rival):
     def phases(self, dtype: torch.dtype) -> Tensor:
         return self.places[:, None].to(dtype) * self.rope.freqs.detach().to(dtype)
 
-    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.rope.rotate_queries_or_keys(q), self.rope.rotate_queries_or_keys(k)
 
 
@@ -170,7 +170,7 @@ class _Timm(Rival):
         """Sines and cosines, as timm hands them to its attention."""
         raise NotImplementedError
 
-    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         with no_autocast(q.device):  # which would round the angles to bfloat16
             embedding = self.embedding()
         return self._turn(q, embedding), self._turn(k, embedding)
@@ -261,7 +261,7 @@ RIVALS: dict[str, Callable[[Shape], Rival]] = {
 
 
 def _vanilla_phases(shape: Shape) -> Tensor:
-    """Those of ``RotaryEmbedding("rope")`` at patch centres counted in patches: (T, D / 2)."""
+    """Return the phases (T, D / 2) of ``RotaryEmbedding("rope")`` in patch units."""
     from comrope.positions import grid, with_class_token
 
     if not shape.grid:
@@ -282,8 +282,8 @@ def _rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-second, first), dim=-1)
 
 
-def _turned(x: Tensor, angles: Tensor, by_halves: bool) -> Tensor:
-    """x (B, H, T, D) with each of its planes turned, in the dtype of the angles, then as it was."""
+def _rotated(x: Tensor, angles: Tensor, by_halves: bool) -> Tensor:
+    """Rotate each plane of x (B, H, T, D) in the dtype of the angles; return the dtype of x."""
     wide = x.to(angles.dtype)
     first, second = wide.chunk(2, dim=-1) if by_halves else (wide[..., ::2], wide[..., 1::2])
     cos, sin = angles.cos(), angles.sin()

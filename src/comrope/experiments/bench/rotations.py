@@ -1,6 +1,6 @@
-"""Rotations alone: of one ViT layer, of a Llama's layer at full length, and LieRE's.
+"""Rotations alone: of a ViT layer, of a Llama layer at full length, and LieRE.
 
-Queries and keys lie in memory as attention has them: slices of one projection, token by token.
+Queries and keys have the memory layout of attention: slices of one projection, token by token.
 
 Shapes: B batch, H heads, G queries a key head, T tokens, D head dimension, N axes.
 """
@@ -19,7 +19,7 @@ from comrope.experiments.bench.cases import (
     Setting,
     Shape,
     block_size_of,
-    colour_of,
+    color_method,
     llama_positions,
     llama_rotary,
     llama_shape,
@@ -31,7 +31,7 @@ from comrope.experiments.bench.cases import (
 )
 from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
-from comrope.experiments.bench.runner import Baseline, Candidate, Part, Subject
+from comrope.experiments.bench.runner import Baseline, Benchmark, Candidate, Part
 from comrope.methods import METHODS
 from comrope.rotary import RotaryEmbedding
 
@@ -39,13 +39,13 @@ __all__ = ["COPY", "HUGGING_FACE", "Layer", "liere", "llama_rotation", "rotation
 
 COPY = "copying memory"
 HUGGING_FACE = "Hugging Face RoPE"
-AT_HAND = "angles at hand"
+PRECOMPUTED = "precomputed angles"
 BACKENDS = tuple(backend for backend in ops.BACKENDS if backend != "auto")
 COMMUTING = tuple(method for method in METHODS if method != "liere")
 
 
 class Layer(NamedTuple):
-    """The inputs of one layer's rotation and the gradients that come back to it."""
+    """Inputs of one layer's rotation, and the gradients of its outputs."""
 
     q: Tensor  # (B, H G, T, D)
     k: Tensor  # (B, H, T, D)
@@ -69,15 +69,15 @@ class Layer(NamedTuple):
             q, k = draw(heads, dim), draw(key_heads, dim)
         return cls(q, k, draw(heads, dim), draw(key_heads, dim))
 
-    def subject(
+    def benchmark(
         self,
         rotate: Rotation,
         angles: Sequence[Tensor],
         check: Callable[[], Verdict],
         ran: str = "",
-    ) -> Subject:
-        """The least that must move: q and k in and out, and in the backward pass their gradients
-        in and out and, for the gradients of learned angles, the rotated q and k."""
+    ) -> Benchmark:
+        """Return the benchmark of a rotation, with the bytes that must move: q and k in and out;
+        in the backward pass their gradients in and out; for learned angles the rotated q, k."""
         size = sum(x.numel() * x.element_size() for x in (self.q, self.k))
         q, k = (x.detach().requires_grad_() for x in (self.q, self.k))
         inputs = [q, k, *angles]
@@ -90,47 +90,47 @@ class Layer(NamedTuple):
             return torch.autograd.grad(rotate(q, k), inputs, (self.grad_q, self.grad_k))
 
         moved = {"forward": 2 * size, "step": (5 if angles else 4) * size}
-        return Subject({"forward": forward, "step": step}, check, moved, ran)
+        return Benchmark({"forward": forward, "step": step}, check, moved, ran)
 
 
 def rotation(setting: Setting) -> Part:
-    """One ViT layer: every method by every backend, shared positions and per-sample ones."""
+    """Rotation of one ViT layer: every method, backend and kind of positions."""
     shape = shape_of(setting)
     layer = Layer.random(shape, shape.heads, setting.batch)
     candidates = [_copy(setting)]
     for name, make in RIVALS.items():
         for compiled in setting.modes:
-            build = partial(_rival_subject, layer, make, shape, compiled)
-            candidates.append(Candidate(name, build, colour_of(name), compiled=compiled))
+            build = partial(_rival_benchmark, layer, make, shape, compiled)
+            candidates.append(Candidate(name, build, color_method(name), compiled=compiled))
     for method in COMMUTING:
         for backend in BACKENDS:
             kinds = ["shared", "per sample"]
-            if backend == "reference" and method != "comrope-ld":  # so slow that one must do
+            if backend == "reference" and method != "comrope-ld":  # slow; one row is enough
                 kinds.remove("per sample")
             for kind in kinds:
                 per_sample = kind == "per sample"
-                build = partial(_own_subject, layer, setting, method, backend, per_sample)
+                build = partial(_own_benchmark, layer, setting, method, backend, per_sample)
                 name = name_of(method, backend, kind)
                 candidates.append(Candidate(name, build, method, backend, kind))
         if block_size_of(method) > 2:
-            build = partial(_own_subject, layer, setting, method, "auto", at_hand=True)
-            candidates.append(Candidate(f"{method}, {AT_HAND}", build, method, "auto"))
+            build = partial(_own_benchmark, layer, setting, method, "auto", precomputed=True)
+            candidates.append(Candidate(f"{method}, {PRECOMPUTED}", build, method, "auto"))
         if setting.compile:
-            build = partial(_own_subject, layer, setting, method, "auto", compiled=True)
+            build = partial(_own_benchmark, layer, setting, method, "auto", compiled=True)
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
-    baselines = (Baseline("vanilla", PLAIN, by_best=True),)
+    baselines = (Baseline("vanilla", PLAIN, prefer_compiled=True),)
     title = f"Rotation of one layer ({_described(layer, setting)})"
     return Part("rotation", title, COPY, candidates, baselines)
 
 
 def liere(setting: Setting) -> Part:
-    """LieRE, which does not commute: its exponentials by every backend."""
+    """Rotation of LieRE, whose exponentials every backend computes."""
     shape = shape_of(setting)
     layer = Layer.random(shape, shape.heads, setting.batch)
     candidates = [_copy(setting)]
     for backend in BACKENDS:
         for compiled in setting.modes:
-            build = partial(_own_subject, layer, setting, "liere", backend, compiled=compiled)
+            build = partial(_own_benchmark, layer, setting, "liere", backend, compiled=compiled)
             name = name_of("liere", backend)
             candidates.append(Candidate(name, build, "liere", backend, compiled=compiled))
     title = f"Rotation of one layer, LieRE ({_described(layer, setting)})"
@@ -139,7 +139,7 @@ def liere(setting: Setting) -> Part:
 
 
 def llama_rotation(setting: Setting) -> Part:
-    """Learned rotations with angles of their own for every key head, against fixed tables."""
+    """Rotation of a Llama layer: learned angles for every key head, against fixed tables."""
     shape = llama_shape(setting)
     layer = Layer.random(shape, setting.llama_key_heads, 1)
     candidates = [_copy(setting)]
@@ -147,50 +147,54 @@ def llama_rotation(setting: Setting) -> Part:
     rivals |= {name: make for name, make in RIVALS.items() if "rotary-embedding" in name}
     for name, make in rivals.items():
         for compiled in setting.modes:
-            build = partial(_rival_subject, layer, make, shape, compiled)
+            build = partial(_rival_benchmark, layer, make, shape, compiled)
             candidates.append(Candidate(name, build, "rope", compiled=compiled))
     for method in ("comrope-ld", "rope-mixed"):
         for backend in BACKENDS:
-            build = partial(_llama_subject, layer, setting, method, backend, compiled=False)
+            build = partial(_llama_benchmark, layer, setting, method, backend, compiled=False)
             candidates.append(Candidate(name_of(method, backend), build, method, backend))
         if setting.compile:
-            build = partial(_llama_subject, layer, setting, method, "auto", compiled=True)
+            build = partial(_llama_benchmark, layer, setting, method, "auto", compiled=True)
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
     title = f"Rotation of a Llama layer ({_described(layer, setting)})"
-    baselines = (Baseline("Hugging Face", HUGGING_FACE, by_best=True),)
+    baselines = (Baseline("Hugging Face", HUGGING_FACE, prefer_compiled=True),)
     return Part("llama", title, COPY, candidates, baselines)
 
 
-def _own_subject(
+def _own_benchmark(
     layer: Layer,
     setting: Setting,
     method: str,
     backend: str,
     per_sample: bool = False,
     compiled: bool = False,
-    at_hand: bool = False,
-) -> Subject:
+    precomputed: bool = False,
+) -> Benchmark:
     make = partial(own_rotation, setting, method)
     positions = token_positions(setting, per_sample)
-    subject = _subject(layer, setting, make, backend, positions, compiled)
-    return _with_angles_at_hand(layer, make(backend), positions, subject) if at_hand else subject
+    benchmark = _benchmark(layer, setting, make, backend, positions, compiled)
+    return (
+        _with_precomputed_angles(layer, make(backend), positions, benchmark)
+        if precomputed
+        else benchmark
+    )
 
 
-def _llama_subject(
+def _llama_benchmark(
     layer: Layer, setting: Setting, method: str, backend: str, compiled: bool
-) -> Subject:
+) -> Benchmark:
     make = partial(llama_rotary, setting, method)
-    return _subject(layer, setting, make, backend, llama_positions(setting), compiled)
+    return _benchmark(layer, setting, make, backend, llama_positions(setting), compiled)
 
 
-def _subject(
+def _benchmark(
     layer: Layer,
     setting: Setting,
     make: Callable[[str], RotaryEmbedding],
     backend: str,
     positions: Tensor,
     compiled: bool,
-) -> Subject:
+) -> Benchmark:
     rope, slow = make(backend), make("reference")
     turn: Callable[..., Any] = torch.compile(rope, dynamic=False) if compiled else rope
     few = watched_samples(layer.q.shape[0])
@@ -205,14 +209,14 @@ def _subject(
         learned = {"angles": angles, "exact_angles": slow_angles}
         return rotation_parity(rotate, exact, layer.q, layer.k, **learned)
 
-    return layer.subject(rotate, angles, check, used_backend(rope, setting))
+    return layer.benchmark(rotate, angles, check, used_backend(rope, setting))
 
 
-def _with_angles_at_hand(
-    layer: Layer, rope: RotaryEmbedding, positions: Tensor, whole: Subject
-) -> Subject:
-    """The rotation without what makes its angles of parameters, which a ViT does for all layers at
-    once. Checked as a whole."""
+def _with_precomputed_angles(
+    layer: Layer, rope: RotaryEmbedding, positions: Tensor, whole: Benchmark
+) -> Benchmark:
+    """Return the rotation with precomputed angles; a ViT computes those of all layers at once.
+    The check is the one of the whole rotation."""
     angles = rope.angles().with_spectrum()
     leaves: dict[str, Any] = {
         name: value.detach().requires_grad_()
@@ -220,12 +224,12 @@ def _with_angles_at_hand(
         if isinstance(value, Tensor)
     }
     rotate = partial(rope, positions=positions, angles=angles._replace(**leaves))
-    return layer.subject(rotate, list(leaves.values()), whole.check, whole.ran)
+    return layer.benchmark(rotate, list(leaves.values()), whole.check, whole.ran)
 
 
-def _rival_subject(
+def _rival_benchmark(
     layer: Layer, make: Callable[[Shape], Rival], shape: Shape, compiled: bool
-) -> Subject:
+) -> Benchmark:
     torch.manual_seed(0)
     rival = make(shape)
     turn: Any = torch.compile(rival, dynamic=False) if compiled else rival
@@ -233,15 +237,15 @@ def _rival_subject(
 
     def check() -> Verdict:
         angles = {"angles": learned, "exact_angles": learned}
-        return rotation_parity(turn, rival.state, layer.q, layer.k, **angles)
+        return rotation_parity(turn, rival.define, layer.q, layer.k, **angles)
 
-    return layer.subject(turn, learned, check)
+    return layer.benchmark(turn, learned, check)
 
 
 def _copy(setting: Setting) -> Candidate:
-    """The yardstick: what moving bytes costs on this machine."""
+    """Return the reference row: the time of a copy of memory."""
 
-    def build() -> Subject:
+    def build() -> Benchmark:
         elements = setting.copied_mib * 2**20 // 4
         source = torch.ones(elements, device=setting.device)
         target = torch.zeros_like(source)
@@ -253,7 +257,7 @@ def _copy(setting: Setting) -> Candidate:
             wrong = int((copy() != 1).sum())
             return Verdict(float(wrong), 0.5, "elements")
 
-        return Subject({"forward": copy}, check, {"forward": 2 * 4 * elements})
+        return Benchmark({"forward": copy}, check, {"forward": 2 * 4 * elements})
 
     return Candidate(COPY, build)
 

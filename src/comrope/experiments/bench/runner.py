@@ -1,11 +1,11 @@
-"""How a comparison is run: gated, timed in turns, set against its baselines.
+"""Run a comparison: check every candidate, time the candidates in turns, compute ratios.
 
-Eager candidates are timed together, one after the other in every round. Compiled ones come one at a
-time, each built, checked and dropped again, in turns with a yardstick (no position encoding, or the
-copying of memory). A ratio between two candidates is that of their times, each in units of the
-yardstick of its own rounds. Times are those of the device (``timing``): how fast a CPU launches is
-no property of a position encoding, and is noted beside them. On a GPU that means CUDA graphs, but
-for the plain formulas, which make the CPU wait.
+Eager candidates are timed together, one after the other in every round. Compiled ones are built,
+checked, timed and dropped one at a time, in turns with a reference row (no position encoding, or a
+copy of memory). The ratio of two candidates is the ratio of their times, each in units of the
+reference row of its own rounds. Times are device times (``timing``); the launch time of the CPU is
+recorded beside them. On a GPU, CUDA graphs are replayed, except for plain formulas that
+synchronise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from comrope.experiments.common.timing import (
     time_in_turns,
 )
 
-__all__ = ["FAILURES", "Baseline", "Candidate", "Part", "Subject", "run_part"]
+__all__ = ["FAILURES", "Baseline", "Benchmark", "Candidate", "Part", "run_part"]
 
 MOST_COMPILATIONS = 1000
 NOT_CAPTURED = ("reference", "spectral")  # backends whose exponentials or eigenvalues synchronise
@@ -41,23 +41,23 @@ Advance = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """Something built and ready: what to time, how to check it, what it cannot help moving."""
+class Benchmark:
+    """A built candidate: calls to time, a correctness check, the bytes that must move."""
 
     calls: dict[str, Callable[[], Any]]  # "forward", and then "step": forward and backward
     check: Callable[[], Verdict]
     moved: dict[str, int] = field(default_factory=dict)  # bytes, of rotations
-    ran: str = ""  # the backend that is used, whatever was asked for
-    work: dict[str, Work] = field(default_factory=dict)  # the calls, once they may be timed
+    ran: str = ""  # the backend that "auto" selected
+    work: dict[str, Work] = field(default_factory=dict)  # the calls, prepared for timing
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row to be: built only when its turn has come."""
+    """A row of a table; built only when it is measured."""
 
     name: str
-    build: Callable[[], Subject]
-    method: str = ""  # the key of its colour; empty for what is no position encoding at all
+    build: Callable[[], Benchmark]
+    method: str = ""  # decides the color; empty for a copy of memory
     backend: str = ""
     positions: str = "shared"
     compiled: bool = False
@@ -65,21 +65,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What rows are divided by: eager rows by the eager one, unless ``by_best``: the compiled."""
+    """The divisor of rows: the eager row for eager ones, or the compiled if preferred."""
 
     label: str
     name: str
-    by_best: bool = False
+    prefer_compiled: bool = False
     only: str = ""  # for the rows whose names begin like this
 
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison: a table and a row of the picture."""
+    """One comparison: a table, and a row of the figure."""
 
     suite: str
     title: str
-    yardstick: str  # the name of a candidate
+    reference_row: str  # the name of a candidate
     candidates: Sequence[Candidate]
     baselines: Sequence[Baseline]
 
@@ -90,9 +90,9 @@ def run_part(
     advance: Advance = lambda note: None,
     into: list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows as they go into results.json, in the order of the candidates.
+    """Measure all candidates; return their rows of results.json.
 
-    They are put into ``into`` at once, so that what was timed is there if this is interrupted.
+    Rows are appended to ``into`` at the start, so that an interruption keeps what was timed.
     """
     rows = {id(candidate): _row(part, candidate) for candidate in part.candidates}
     finished = list(rows.values())
@@ -112,11 +112,11 @@ def run_part(
 
 @contextlib.contextmanager
 def _many_compilations() -> Iterator[None]:
-    """The code of one module is compiled for many instances here, each with its own options."""
+    """Raise the recompile limit: many instances of one module are compiled here."""
     with torch._dynamo.config.patch(
         recompile_limit=MOST_COMPILATIONS,
         accumulated_recompile_limit=MOST_COMPILATIONS,
-        fail_on_recompile_limit_hit=True,  # rather than time what is not compiled
+        fail_on_recompile_limit_hit=True,  # never time code that fell back to eager mode
     ):
         yield
 
@@ -126,117 +126,117 @@ class _Runner:
         self, part: Part, setting: Setting, rows: dict[int, Row], advance: Advance
     ) -> None:
         self.part, self.setting, self.rows, self.advance = part, setting, rows, advance
-        self.eager_yardstick: Subject | None = None
+        self.eager_reference: Benchmark | None = None
         self.recorder = Recorder() if setting.device.type == "cuda" else None
 
     def time_eager(self) -> None:
-        ready: dict[int, Subject] = {}
+        ready: dict[int, Benchmark] = {}
         for candidate in self.part.candidates:
             if candidate.compiled:
                 continue
             self.advance(candidate.name)
-            if subject := self._gated(candidate):
-                ready[id(candidate)] = subject
-                if candidate.name == self.part.yardstick:
-                    self.eager_yardstick = subject
+            if benchmark := self._gated(candidate):
+                ready[id(candidate)] = benchmark
+                if candidate.name == self.part.reference_row:
+                    self.eager_reference = benchmark
         found = self._measure(ready, on_round=lambda: self.advance("in turns"))
-        yard = next((t for s, t in found.items() if ready[s] is self.eager_yardstick), None)
+        yard = next((t for s, t in found.items() if ready[s] is self.eager_reference), None)
         for key, times in found.items():
             self._note(self.rows[key], ready[key], times, yard)
 
     def time_compiled(self) -> None:
         compiled = [c for c in self.part.candidates if c.compiled]
-        own = next((c for c in compiled if c.name == self.part.yardstick), None)
-        yardstick = self.eager_yardstick
+        own = next((c for c in compiled if c.name == self.part.reference_row), None)
+        reference_row = self.eager_reference
         if own is not None:
             self.advance(own.name)
-            yardstick = self._gated(own)
+            reference_row = self._gated(own)
         seen: list[dict[str, Times]] = []
         try:
             for candidate in compiled:
                 if candidate is not own:
-                    self._time_beside(yardstick, candidate, seen)
-            if own is not None and yardstick is not None and not seen:
-                seen += [self._measure({0: yardstick})[0]]
-        finally:  # others are compared with it, even if not all had their turn
-            if own is not None and yardstick is not None and seen:
+                    self._time_beside(reference_row, candidate, seen)
+            if own is not None and reference_row is not None and not seen:
+                seen += [self._measure({0: reference_row})[0]]
+        finally:  # ratios need it, even after an interruption
+            if own is not None and reference_row is not None and seen:
                 times = {key: _together([some[key] for some in seen]) for key in seen[0]}
-                self._note(self.rows[id(own)], yardstick, times, times)
+                self._note(self.rows[id(own)], reference_row, times, times)
 
     def _time_beside(
-        self, yardstick: Subject | None, candidate: Candidate, seen: list[dict[str, Times]]
+        self, reference_row: Benchmark | None, candidate: Candidate, seen: list[dict[str, Times]]
     ) -> None:
-        """One compiled candidate in turns with the yardstick, whose times are added to ``seen``."""
+        """Time one compiled candidate in turns with the reference row, added to ``seen``."""
         self.advance(candidate.name)
-        if (subject := self._gated(candidate)) is None:
+        if (benchmark := self._gated(candidate)) is None:
             return
-        pair = {0: subject} if yardstick is None else {0: subject, 1: yardstick}
+        pair = {0: benchmark} if reference_row is None else {0: benchmark, 1: reference_row}
         try:
             found = self._measure(pair)
-        except Exception as error:  # whatever one candidate does, the others go on
+        except Exception as error:  # a failing candidate does not stop the others
             self.rows[id(candidate)].update(_why(candidate, error))
             return
         seen += [found[1]] if 1 in found else []
-        self._note(self.rows[id(candidate)], subject, found[0], found.get(1))
+        self._note(self.rows[id(candidate)], benchmark, found[0], found.get(1))
 
     def _measure(
-        self, subjects: dict[int, Subject], on_round: Callable[[], None] = lambda: None
+        self, benchmarks: dict[int, Benchmark], on_round: Callable[[], None] = lambda: None
     ) -> dict[int, dict[str, Times]]:
-        """All calls of all subjects, in turns."""
+        """Time all calls of all benchmarks in turns."""
         work = {
             (number, key): ready
-            for number, subject in subjects.items()
-            for key, ready in subject.work.items()
+            for number, benchmark in benchmarks.items()
+            for key, ready in benchmark.work.items()
         }
         times = time_in_turns(work, self.setting.device, on_round=on_round)
         return {
-            number: {key: times[number, key] for key in subject.calls}
-            for number, subject in subjects.items()
+            number: {key: times[number, key] for key in benchmark.calls}
+            for number, benchmark in benchmarks.items()
         }
 
-    def _gated(self, candidate: Candidate) -> Subject | None:
-        """The candidate, built and found correct; otherwise its row says why it is not timed."""
+    def _gated(self, candidate: Candidate) -> Benchmark | None:
+        """Build and check a candidate; return None, with the reason in its row, on failure."""
         row, device = self.rows[id(candidate)], self.setting.device
         before, begun = allocated(device), time.monotonic()
         try:
-            subject = candidate.build()
-            verdict = subject.check()
-            row["ran"] = subject.ran
+            benchmark = candidate.build()
+            verdict = benchmark.check()
+            row["ran"] = benchmark.ran
             row.update(error=verdict.error, limit=verdict.limit, checked=verdict.part)
             if not verdict.passed:
                 row["status"] = "parity failed"
                 return None
-            peak = peak_above(device, before, list(subject.calls.values())[-1])
+            peak = peak_above(device, before, list(benchmark.calls.values())[-1])
             how: dict[str, Any] = {"rounds": self.setting.rounds, "queued": True}
-            # A graph copies memory by other means than a stream does, and more slowly.
+            # A CUDA graph copies memory more slowly than a stream, so copies are not captured.
             if candidate.method and candidate.backend not in NOT_CAPTURED:
                 how["recorder"] = self.recorder
-            work = {key: make_ready(call, device, **how) for key, call in subject.calls.items()}
-        except Exception as error:  # whatever one candidate does, the others go on
+            work = {key: make_ready(call, device, **how) for key, call in benchmark.calls.items()}
+        except Exception as error:  # a failing candidate does not stop the others
             row.update(_why(candidate, error))
             return None
         finally:
             row["prepared_s"] = round(time.monotonic() - begun, 1)
         row["peak_mib"] = None if peak is None else peak / 2**20
-        return replace(subject, work=work)
+        return replace(benchmark, work=work)
 
     def _note(
         self,
         row: Row,
-        subject: Subject,
+        benchmark: Benchmark,
         times: dict[str, Times],
-        yardstick: dict[str, Times] | None,
+        reference_row: dict[str, Times] | None,
     ) -> None:
         row["status"] = "timed"
         measures: dict[str, Any] = {key: found._asdict() for key, found in times.items()}
         for key, measure in measures.items():
-            if yardstick is not None:
+            if reference_row is not None:
                 # Copying memory has no backward pass.
-                own = key if key in yardstick else "forward"
-                measure["yardstick_ms"] = yardstick[own].ms
+                own = key if key in reference_row else "forward"
+                measure["reference_ms"] = reference_row[own].ms
             measure["of"] = {}
-        if subject.moved and yardstick is not None:
-            _share_of_copy(measures, subject.moved, 2 * self.setting.copied_mib * 2**20)
+        if benchmark.moved and reference_row is not None:
+            _add_copy_fraction(measures, benchmark.moved, 2 * self.setting.copied_mib * 2**20)
         row["measures"] = measures
 
 
@@ -260,43 +260,45 @@ def _row(part: Part, candidate: Candidate) -> Row:
 def _why(candidate: Candidate, error: Exception) -> Row:
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("comrope"):
         return {"status": "not installed", "reason": str(error.name)}
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = (str(error).strip() or type(error).__name__).splitlines()[0]
     cannot = isinstance(error, (ValueError, NotImplementedError))
     if cannot and candidate.backend not in ("", "auto"):
-        return {"status": "cannot run here", "reason": said.removeprefix("backend: ")}
-    return {"status": "failed", "reason": f"{type(error).__name__}: {said}"}
+        return {"status": "cannot run here", "reason": message.removeprefix("backend: ")}
+    return {"status": "failed", "reason": f"{type(error).__name__}: {message}"}
 
 
 def _together(times: Sequence[Times]) -> Times:
-    """A yardstick that was measured several times, as one."""
+    """Merge several measurements of the reference row."""
     middle = statistics.median(t.ms for t in times)
     host = statistics.median(t.host_ms for t in times)
     low, high = min(t.low for t in times), max(t.high for t in times)
     return Times(middle, low, high, host, sum(t.rounds for t in times), times[0].graph)
 
 
-def _share_of_copy(measures: dict[str, Any], moved: dict[str, int], copied: int) -> None:
-    """How much of the speed of copying memory is reached, in bytes that must move."""
+def _add_copy_fraction(measures: dict[str, Any], moved: dict[str, int], copied: int) -> None:
+    """Add the fraction of the copy bandwidth, counting the bytes that must move."""
     for key, measure in measures.items():
-        measure["of_copy"] = moved[key] / measure["ms"] / (copied / measure["yardstick_ms"])
+        measure["fraction_of_copy_bandwidth"] = (
+            moved[key] / measure["ms"] / (copied / measure["reference_ms"])
+        )
     if "step" not in measures:
         return
     ms = measures["step"]["ms"] - measures["forward"]["ms"]
     if ms > 0:
         speed = (moved["step"] - moved["forward"]) / ms
-        share = speed / (copied / measures["step"]["yardstick_ms"])
-        measures["backward"] = {"ms": ms, "of_copy": share, "of": {}}
+        share = speed / (copied / measures["step"]["reference_ms"])
+        measures["backward"] = {"ms": ms, "fraction_of_copy_bandwidth": share, "of": {}}
 
 
 def _compare(rows: Sequence[Row], baselines: Sequence[Baseline]) -> None:
-    """Give every row its ratios to the baselines, and per-sample positions theirs to shared."""
+    """Add ratios to the baselines, and of per-sample positions to shared ones."""
     for row in rows:
         for baseline in baselines:
             if row["method"] and row["name"].startswith(baseline.only):
                 alike = [r for r in rows if r["name"] == baseline.name and r["measures"]]
-                mode = True if baseline.by_best else row["compiled"]
+                mode = True if baseline.prefer_compiled else row["compiled"]
                 same = [r for r in alike if r["compiled"] == mode]
-                _divide(row, baseline.label, same or (alike if baseline.by_best else []))
+                _divide(row, baseline.label, same or (alike if baseline.prefer_compiled else []))
         if row["positions"] == "per sample":
             keys = ("method", "backend", "compiled")
             alike = [r for r in rows if r["positions"] == "shared" and r["measures"]]
@@ -310,8 +312,8 @@ def _divide(row: Row, label: str, baselines: Sequence[Row]) -> None:
     base = baselines[0]
     for key in ("forward", "step"):
         ours, theirs = (r["measures"].get(key, {}) for r in (row, base))
-        if "yardstick_ms" in ours and "yardstick_ms" in theirs:
-            units = [m["ms"] / m["yardstick_ms"] for m in (ours, theirs)]
+        if "reference_ms" in ours and "reference_ms" in theirs:
+            units = [m["ms"] / m["reference_ms"] for m in (ours, theirs)]
             ours["of"][label] = units[0] / units[1]
     if row["peak_mib"] and base["peak_mib"]:
         row["peak_of"][label] = row["peak_mib"] / base["peak_mib"]

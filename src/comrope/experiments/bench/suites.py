@@ -1,8 +1,8 @@
-"""``comrope bench``: how fast, against what, and only after a check that it is right.
+"""``comrope bench``: time and memory of every method and its rivals, after a correctness check.
 
-Every candidate passes a parity check in the same process before it is timed (``parity``).
-Where that fails no time is printed, and the command ends with an exit code other than zero.
-How times are taken and compared: ``runner``. What they are compared with: ``rivals``.
+Every candidate passes a parity check in the same process before it is timed (``parity``). If the
+check fails, no time is printed and the exit code is 1. ``runner`` measures and compares;
+``rivals`` holds the implementations of other libraries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes, and what is usual at that scale."""
+    """Sizes and defaults of one scale."""
 
     batch: int
     rounds: int
@@ -55,7 +55,7 @@ class Preset:
 def _language(
     *, width: int, depth: int, heads: int, vocabulary: int, tokens: int
 ) -> dict[str, int]:
-    """A Llama of these sizes, in the words of its configuration; 4 query heads share a key head."""
+    """Return the configuration of a Llama; four query heads share a key head."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,
@@ -113,7 +113,7 @@ def setting_of(
     rounds: int | None = None,
     compiled: bool | None = None,
 ) -> Setting:
-    """A preset with what the command says instead."""
+    """Return a preset with the options of the command."""
     chosen = PRESETS[_one_of("preset", preset, PRESETS)]
     place = _device(device)
     usual = "bfloat16" if place.type == "cuda" else "float32"
@@ -136,10 +136,18 @@ def bench(
     only: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Run the suites, writing what there is to ``out`` after each of them; print the tables.
+    """Run the suites, write results to ``out`` after each, print the tables.
 
-    ``only``: of all candidates those whose names contain one of these, and the yardstick.
-    Returns what results.json holds; ``failures`` counts the rows that were red.
+    Args:
+        suites: Names of ``SUITES``, or ``"all"``.
+        setting: Sizes, device and dtype.
+        out: Folder for results.json and figure.png.
+        preset: Name of the preset, for the record.
+        only: Run only candidates whose names contain one of these, and the reference row.
+        progress: Show a progress bar.
+
+    Returns:
+        The content of results.json; ``failures`` counts the rows whose check failed.
     """
     wanted = _suites(suites)
     if out.exists() and not out.is_dir():
@@ -162,10 +170,10 @@ def bench(
         try:
             with _stopped_by_signal() as came:
                 for make in SUITES[suite]:
-                    if (part := _some(make(setting), only)).candidates:
+                    if (part := _select(make(setting), only)).candidates:
                         _run(part, setting, progress, results["rows"])
         except KeyboardInterrupt:
-            _keep_what_was_timed(results, out)
+            _keep_timed(results, out)
             if not came:  # Ctrl-C
                 raise
             raise Interrupted(f"{suite}: stopped; what was timed is in {out}") from None
@@ -178,31 +186,30 @@ def bench(
     if not results["rows"]:
         raise UserError(f"only: no row's name contains {' or '.join(only)}")
     print_tables(results["rows"])
-    for name in ("results.json", "results.csv", "figure.png"):
+    for name in ("results.json", "figure.png"):
         print(f"{name}: {out / name}")
     return results
 
 
 def _fill_workspaces(setting: Setting) -> None:
-    """What the libraries allocate once: it must not count as memory of whoever comes first."""
+    """Make libraries allocate their workspaces, which must not count for the first candidate."""
     x = torch.randn(256, 256, device=setting.device, dtype=setting.dtype, requires_grad=True)
     torch.nn.functional.linear(x, x, x[0]).sum().backward()
 
 
-def _some(part: Part, only: Sequence[str]) -> Part:
+def _select(part: Part, only: Sequence[str]) -> Part:
     wanted = [
         candidate
         for candidate in part.candidates
-        if candidate.name == part.yardstick or any(text in candidate.name for text in only)
+        if candidate.name == part.reference_row or any(text in candidate.name for text in only)
     ]
-    alone = all(candidate.name == part.yardstick for candidate in wanted)
+    alone = all(candidate.name == part.reference_row for candidate in wanted)
     return replace(part, candidates=[] if alone else wanted) if only else part
 
 
 @contextlib.contextmanager
 def _stopped_by_signal() -> Iterator[list[int]]:
-    """SIGTERM stops as Ctrl-C does, which no candidate takes for a fault of its own; the list says
-    that it came."""
+    """Raise KeyboardInterrupt on SIGTERM; the list then holds the signal's number."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came  # signals belong to the main thread
@@ -219,7 +226,7 @@ def _stopped_by_signal() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _keep_what_was_timed(results: dict[str, Any], out: Path) -> None:
+def _keep_timed(results: dict[str, Any], out: Path) -> None:
     done = results["finished"]
     results["rows"] = [r for r in results["rows"] if r["suite"] in done or r["measures"]]
     results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
@@ -239,13 +246,13 @@ def _run(part: Part, setting: Setting, progress: bool, into: list[dict[str, Any]
 
 
 def _plain(setting: Setting) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the setting as plain JSON values."""
     values = {"device": str(setting.device), "dtype": setting.dtype_name}
     return vars(setting) | values | {"grid": list(setting.grid)}
 
 
 def _suites(names: Sequence[str]) -> list[str]:
-    """Each once, in their own order."""
+    """Return the names of the suites to run, each once, in the order of ``SUITES``."""
     for name in names:
         _one_of("suites", name, ("all", *SUITES))
     everything = "all" in names or not names
@@ -262,7 +269,7 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: {name} is not here; {torch.cuda.device_count()} GPUs are")
+        raise UserError(f"device: this machine has {torch.cuda.device_count()} GPUs, got {name!r}")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -1,4 +1,4 @@
-"""Timers: what is compared is timed in turns, so that a machine that slows down slows all alike."""
+"""Timers. Candidates are timed in turns, so that a slower machine slows all of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Times(NamedTuple):
     ms: float
     low: float
     high: float
-    host_ms: float  # until the CPU had launched it; where a queue was full, waiting for that too
+    host_ms: float  # launch time of the CPU, waiting for a full queue included
     rounds: int
     graph: bool = False  # whether it was replayed as a CUDA graph
 
@@ -61,7 +61,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A call that is ready for the clock."""
+    """A call that is prepared for timing."""
 
     run: Call  # calls it ``repeats`` times
     repeats: int
@@ -71,8 +71,9 @@ class Work:
 
 
 class Recorder:
-    """Makes CUDA graphs that are replayed one at a time: they share their memory, which takes one
-    stream for all. Nothing of their results may be used afterwards.
+    """Record CUDA graphs that share memory and one stream, and are replayed one at a time.
+
+    Their results must not be used afterwards.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class Recorder:
 
 
 def seconds(device: torch.device, call: Call) -> float:
-    """The time of one call on the wall, from an idle device to an idle device."""
+    """Return the wall time of one call, from idle device to idle device."""
     _synchronize(device)
     begun = time.perf_counter()
     call()
@@ -99,11 +100,11 @@ def seconds(device: torch.device, call: Call) -> float:
 
 
 def sample(device: torch.device, run: Call, ahead: float = 0.0) -> tuple[float, float]:
-    """Seconds that it takes, and the seconds that the CPU took to launch it.
+    """Return seconds on the device, and seconds that the CPU took to launch.
 
-    On a GPU between two events in its queue. With ``ahead`` the queue is blocked for that many
-    seconds first, while the CPU fills it: the time is then the device's own, without the gaps in
-    which it waits for launches, if the queue is long enough. On a CPU both numbers are the same.
+    On a GPU, two events in the queue are compared. With ``ahead`` the queue is blocked for that
+    many seconds first while the CPU fills it, so that the device does not wait for launches. On a
+    CPU both numbers are equal.
     """
     if device.type != "cuda":
         begun = time.perf_counter()
@@ -132,10 +133,10 @@ def make_ready(
     queued: bool = False,
     recorder: Recorder | None = None,
 ) -> Work:
-    """Warm it up, see how long it takes, and decide how often it is called.
+    """Warm up a call, measure it once, decide repeats and rounds.
 
-    ``queued`` times a GPU alone, not the CPU that launches, with its queue filled ahead. A
-    ``recorder`` does so for any number of launches: the calls are replayed as a CUDA graph.
+    ``queued`` fills the queue of a GPU ahead, so that the launch time of the CPU does not count.
+    A ``recorder`` replays the calls as a CUDA graph, which works for any number of launches.
     """
     for _ in range(warm_up):
         call()
@@ -159,7 +160,7 @@ def time_in_turns(
     *,
     on_round: Callable[[], Any] = lambda: None,
 ) -> dict[Name, Times]:
-    """Time everything once a round, one after the other, for many rounds; slow ones for fewer."""
+    """Time all work once a round, in turns; slow work gets fewer rounds."""
     samples: dict[Name, list[tuple[float, float]]] = {name: [] for name in work}
     for number in range(max((some.rounds for some in work.values()), default=0)):
         for name, some in work.items():
@@ -180,7 +181,7 @@ def _repeated(call: Call, repeats: int) -> Call:
 
 
 def allocated(device: torch.device) -> int | None:
-    """Bytes that tensors hold on a GPU now; None on a CPU, where nothing counts them."""
+    """Return the bytes that tensors hold on a GPU; None on a CPU."""
     if device.type != "cuda":
         return None
     gc.collect()
@@ -189,11 +190,11 @@ def allocated(device: torch.device) -> int | None:
 
 
 def peak_above(device: torch.device, before: int | None, call: Call) -> int | None:
-    """Bytes at the highest during a call, above ``before``; None on a CPU."""
+    """Return the peak bytes of a call above ``before``; None on a CPU."""
     if before is None:
         return None
-    call()  # what is kept from one call to the next is there before the one that counts
-    gc.collect()  # and what was before is not
+    call()  # allocate what is kept between calls before the measured one
+    gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()
@@ -204,7 +205,7 @@ def peak_above(device: torch.device, before: int | None, call: Call) -> int | No
 def training_step(
     cast: Cast, model: nn.Module, inputs: Sequence[Tensor], backward: Callable[[Tensor], None]
 ) -> None:
-    """Forward and backward, without the optimizer; ``backward`` takes the model's output."""
+    """Run forward and backward without the optimizer; ``backward`` gets the model's output."""
     model.train()
     model.zero_grad(set_to_none=True)
     for tensor in inputs:
@@ -212,7 +213,7 @@ def training_step(
     with cast():
         output = model(*inputs)
     backward(output)
-    for tensor in inputs:  # which may be those of others too, whose memory is counted
+    for tensor in inputs:  # they are shared with other candidates, whose memory is counted
         tensor.grad = None
 
 
