@@ -250,3 +250,17 @@ def test_sigterm_to_a_study_saves_the_runs_and_the_same_command_goes_on(tmp_path
     assert list(logs.glob("*/checkpoints/step-*"))
     comrope(*arguments)
     assert list(tmp_path.glob("classification-ape-rope-*/table.md"))
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_no_torch(option):
+    code = (
+        "import contextlib, sys\n"
+        "from comrope.experiments.cli import main\n"
+        f"sys.argv = ['comrope', {option!r}]\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main()\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "comrope" in done.stdout

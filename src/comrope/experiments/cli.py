@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
+import comrope
 from comrope.experiments.common.errors import Interrupted, UserError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Rotary position embeddings whose rotations are learned: train, evaluate, compare.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help takes 0.15 s more to import
 )
 Overrides = Annotated[
     list[str] | None,
@@ -26,6 +27,24 @@ Overrides = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 INTERRUPTED = 143  # what a shell says of a process that ended on SIGTERM
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"comrope {comrope.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Learned rotary position embeddings: train, evaluate, compare."""
 
 
 @app.command("train")
