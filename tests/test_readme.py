@@ -172,6 +172,7 @@ def test_the_benchmark_refuses_a_speed_when_parity_fails(monkeypatch, capsys):
     assert "no speed is reported" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_example_ends_with_a_table_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "similarity.png"
