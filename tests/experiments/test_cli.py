@@ -181,8 +181,11 @@ def test_the_cost_tables_come_from_the_live_code(tmp_path):
 
 
 def test_recipes_are_listed_and_shown_in_full():
-    assert "imagenet_comrope-ld_p1" in comrope("recipes").split()
-    assert "warmup_ratio: 0.02" in comrope("recipes", "imagenet_comrope-ld_p1")
+    assert "imagenet" in comrope("recipes").split()
+    said = comrope("recipes", "imagenet", "--method", "comrope-ap", "--perturbation", "0.5")
+    for line in ("warmup_ratio: 0.02", "position: comrope-ap", "perturbation: 0.5"):
+        assert line in said
+    assert "train.epochs = 200" in comrope("recipes", "--fields")
 
 
 @pytest.mark.parametrize(

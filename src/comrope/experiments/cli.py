@@ -25,6 +25,12 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Fields to set, such as model.position=comrope-ap train.epochs=10"),
 ]
+Method = Annotated[
+    str | None, typer.Option(help="The position encoding, such as comrope-ld; by default as is.")
+]
+Perturbation = Annotated[
+    float | None, typer.Option(help="Perturbation of the coordinates; by default as is.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 INTERRUPTED = 143  # what a shell says of a process that ended on SIGTERM
 
@@ -51,6 +57,8 @@ def options(
 def train_command(
     recipe: Annotated[str, typer.Argument(help="A name (`comrope recipes`) or a .yaml file.")],
     overrides: Overrides = None,
+    method: Method = None,
+    perturbation: Perturbation = None,
     out: Annotated[Path, typer.Option(help="The run's folder; resumed if it is there.")] = Path(
         "out/run"
     ),
@@ -65,7 +73,8 @@ def train_command(
     from comrope.experiments.tasks.views import said
     from comrope.experiments.training.train import train
 
-    config = load_recipe(recipe).with_overrides(overrides or []).with_overrides(_root(data))
+    config = load_recipe(recipe, method, perturbation)
+    config = config.with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
     told = "AP " if config.detects else ""
     for view, found in result.get(config.headline, {}).items():
@@ -273,11 +282,22 @@ def export_command(
 @app.command("recipes")
 def recipes_command(
     name: Annotated[str | None, typer.Argument(help="Print this one in full.")] = None,
+    method: Method = None,
+    perturbation: Perturbation = None,
+    fields: Annotated[bool, typer.Option("--fields", help="Explain every field.")] = False,
 ) -> None:
-    """The recipes that come with comrope, or one of them with every field."""
-    from comrope.experiments.config import load_recipe, recipe_names, to_yaml
+    """List the recipes that come with comrope, or print one of them with every field.
 
-    print(to_yaml(load_recipe(name)) if name else "\n".join(recipe_names()))
+    Any of them can be trained with any method: comrope train imagenet --method comrope-ld.
+    """
+    from comrope.experiments.config import describe_fields, load_recipe, recipe_names, to_yaml
+
+    if fields:
+        print(describe_fields())
+    else:
+        print(
+            to_yaml(load_recipe(name, method, perturbation)) if name else "\n".join(recipe_names())
+        )
 
 
 def main() -> None:

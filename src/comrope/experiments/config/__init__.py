@@ -1,10 +1,13 @@
-"""A run is a complete, typed configuration: recipes, fields, overrides, checks."""
+"""A run is a complete, typed configuration: fields, recipes, overrides, identity."""
 
 from __future__ import annotations
 
+from comrope.experiments.config.build import option_fields, to_dict
+from comrope.experiments.config.identity import RUNTIME, decisive, differences, runtime
+from comrope.experiments.config.methods import method_fields, method_names
+from comrope.experiments.config.recipes import describe_fields, load_recipe, recipe_names, to_yaml
 from comrope.experiments.config.sanity import TIMM
 from comrope.experiments.config.schema import (
-    RUNTIME,
     Augment,
     Config,
     Data,
@@ -13,13 +16,6 @@ from comrope.experiments.config.schema import (
     Model,
     Optim,
     Train,
-    decisive,
-    differences,
-    load_recipe,
-    recipe_names,
-    runtime,
-    to_dict,
-    to_yaml,
 )
 
 __all__ = [
@@ -34,8 +30,12 @@ __all__ = [
     "Optim",
     "Train",
     "decisive",
+    "describe_fields",
     "differences",
     "load_recipe",
+    "method_fields",
+    "method_names",
+    "option_fields",
     "recipe_names",
     "runtime",
     "to_dict",

@@ -1,4 +1,4 @@
-"""Dataclasses from plain values and back, every value of the type that its field has."""
+"""Dataclasses from plain values and back, every value of its field's type and within its bounds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,52 @@ import yaml
 
 from comrope.experiments.common.errors import UserError
 
-__all__ = ["Scalar", "Text", "build", "flat", "suggest", "to_dict"]
+__all__ = [
+    "Scalar",
+    "Text",
+    "build",
+    "flat",
+    "option",
+    "option_fields",
+    "suggest",
+    "to_dict",
+    "to_plain",
+]
 
 Scalar = bool | int | float | str
+
+
+def option(
+    default: Any,
+    *,
+    help: str,  # noqa: A002
+    choices: tuple[str, ...] = (),
+    minimum: float = 0,
+    above: float | None = None,
+    maximum: float | None = None,
+    runtime: bool = False,
+) -> Any:
+    """Declare a field of a section.
+
+    Args:
+        default: The value of the field where a recipe gives none.
+        help: What the field means, in one sentence, with its unit.
+        choices: The only texts that are accepted; by default any.
+        minimum: The least number that is accepted. Numbers must be finite.
+        above: A number that the value must exceed, instead of ``minimum``.
+        maximum: The largest number that is accepted; by default any.
+        runtime: Whether the field does not decide what is learned. Such a field is no part of a
+            run's identity, and a run may be resumed with another value.
+    """
+    about = {
+        "help": help,
+        "choices": choices,
+        "minimum": minimum,
+        "above": above,
+        "maximum": maximum,
+        "runtime": runtime,
+    }
+    return dataclasses.field(default=default, metadata=about)
 
 
 class Text(str):
@@ -31,14 +74,27 @@ class Text(str):
 
 
 def build(kind: Any, tree: Any, where: str) -> Any:
-    """A dataclass from plain values, every one of them of the type that its field has."""
+    """Build a dataclass from plain values.
+
+    Args:
+        kind: The dataclass. Its fields may be dataclasses themselves.
+        tree: Values by name.
+        where: What comes before a field's name in a message.
+
+    Raises:
+        UserError: A field is unknown, or a value has another type or is out of bounds.
+    """
     if not isinstance(tree, dict):
         raise UserError(f"{where}expected fields, got {tree!r}")
     known = typing.get_type_hints(kind)
-    for name in tree:
+    about = {field.name: field.metadata for field in dataclasses.fields(kind)}
+    values = {}
+    for name, value in tree.items():
         if name not in known:
             raise UserError(f"{where}{name}: no such field{suggest(str(name), known)}")
-    return kind(**{name: _typed(known[name], v, f"{where}{name}") for name, v in tree.items()})
+        values[name] = _typed(known[name], value, f"{where}{name}")
+        _check(values[name], about[name], f"{where}{name}")
+    return kind(**values)
 
 
 def _typed(kind: Any, value: Any, where: str) -> Any:
@@ -52,7 +108,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         return None
     (kind,) = (option for option in options if option is not types.NoneType)
     if typing.get_origin(kind) is dict:
-        return _options(value, where)
+        return _scalars(value, where)
     if typing.get_origin(kind) is tuple:
         element, *rest = typing.get_args(kind)
         if isinstance(value, str):  # "64,128", as typed on a command line
@@ -74,7 +130,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
 
 
-def _options(value: Any, where: str) -> dict[str, Scalar]:
+def _scalars(value: Any, where: str) -> dict[str, Scalar]:
     """Names of any kind, each with one plain value."""
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected names with values, got {value!r}")
@@ -90,12 +146,29 @@ def _options(value: Any, where: str) -> dict[str, Scalar]:
     return found
 
 
+def _check(value: Any, about: typing.Mapping[str, Any], where: str) -> None:
+    """Raise unless a value is one of its field's choices, or within its field's bounds."""
+    if not about:
+        return
+    choices = about["choices"]
+    if choices and value not in choices:
+        raise UserError(f"{where}: expected one of {', '.join(choices)}, got {value!r}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        least, above, most = about["minimum"], about["above"], about["maximum"]
+        high_enough = value >= least if above is None else value > above
+        if not (math.isfinite(value) and high_enough and (most is None or value <= most)):
+            low = f"at least {least:g}" if above is None else f"above {above:g}"
+            high = "" if most is None else f" and at most {most:g}"
+            raise UserError(f"{where}: expected a number {low}{high}, got {value!r}")
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Sections and fields as plain YAML values."""
-    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """One value as YAML has it: a list for a tuple, a dict for a section."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if isinstance(value, dict):
@@ -114,6 +187,19 @@ def flat(config: Any) -> dict[str, Any]:
     return found
 
 
+def option_fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a dataclass and of its sections that were declared with ``option``, by name."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    types_of = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(section := types_of[field.name]):
+            found |= {f"{field.name}.{key}": each for key, each in option_fields(section).items()}
+        elif field.metadata:
+            found[field.name] = field
+    return found
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a message: the known name that comes closest, if one does."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from comrope.experiments.config import Config, decisive
+from comrope.experiments.config import Config, decisive, method_fields
 
 # What the rows of a study decide, so that a command cannot.
 OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
@@ -99,19 +99,8 @@ class Cell:
 
     def config(self, base: Config, seed: int) -> Config:
         """What a row has in common with the others, and what is its own."""
-        fields: dict[str, Any] = {
-            "model.position": self.method,
-            "model.block_size": self.block_size,
-            "train.perturbation": self.perturbation,
-            "train.seed": seed,
-        }
-        if self.method == "liere":  # it needs an exponential for every new position
-            fields["train.perturbation_per"] = "batch"
-        if self.finetuned:
-            # Rotations on top of the absolute positions, switched off at the start: all but vanilla
-            # RoPE's, which are fixed.
-            fields["model.ape"] = self.method != "ape"
-            fields["model.init"] = "normal" if self.method in ("ape", "rope") else "zeros"
+        fields = method_fields(self.method, self.perturbation, self.finetuned)
+        fields |= {"model.block_size": self.block_size, "train.seed": seed}
         if self.longer != 1:
             fields["train.epochs"] = math.ceil(self.longer * base.train.epochs)
         if self.timeless:

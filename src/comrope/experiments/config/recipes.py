@@ -1,0 +1,141 @@
+"""Recipes: configurations in YAML files, which may be based on each other, for any method."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.config.build import build, option_fields, suggest, to_dict, to_plain
+from comrope.experiments.config.methods import method_fields, method_names
+from comrope.experiments.config.sanity import checked
+from comrope.experiments.config.schema import Config
+
+__all__ = ["describe_fields", "load_recipe", "recipe_names", "to_yaml"]
+
+FILES = resources.files("comrope.experiments.config").joinpath("recipes")
+COMPOSED = re.compile(r"(?P<method>[a-z-]+)(_p(?P<perturbation>\d+(\.\d+)?))?")
+DEEPEST = 10  # files that are based on each other
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with comrope."""
+    names = (file.name for file in FILES.iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def load_recipe(
+    name: str | Path, method: str | None = None, perturbation: float | None = None
+) -> Config:
+    """Load a configuration.
+
+    Args:
+        name: A recipe that comes with comrope (``recipe_names()``), or a YAML file, such as a
+            run's config.yaml. A file states the fields that differ from the defaults, or from
+            another recipe that it names, ``base: NAME``. RECIPE_METHOD or
+            RECIPE_METHOD_pPERTURBATION is short for the next two arguments, such as
+            imagenet_comrope-ld_p1.
+        method: The position encoding, instead of the recipe's.
+        perturbation: Perturbation of the coordinates, instead of the recipe's.
+
+    Raises:
+        UserError: There is no such recipe or method, or the file cannot be read or has a field or
+            value that is not accepted.
+    """
+    config = checked(build(Config, _tree(str(name)), f"recipe {name}: "))
+    return _compose(config, method, perturbation)
+
+
+def to_yaml(config: Config) -> str:
+    """Return the text of a configuration's file, with every field."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def describe_fields() -> str:
+    """Return a text with every field: its default, what it means, and what it accepts."""
+    lines = []
+    for name, field in option_fields(Config).items():
+        about = field.metadata
+        default = yaml.safe_dump(to_plain(field.default), default_flow_style=True)
+        lines.append(f"{name} = {default.removesuffix(chr(10)).removesuffix(chr(10) + '...')}")
+        text = about["help"]
+        if about["choices"]:
+            text += f" One of {', '.join(about['choices'])}."
+        if about["runtime"]:
+            text += " Does not decide what is learned."
+        lines.append(textwrap.fill(text, 96, initial_indent="    ", subsequent_indent="    "))
+    lines.append("options.NAME")
+    lines.append("    A text, number or bool for a task from outside of comrope.")
+    return "\n".join(lines)
+
+
+def _compose(config: Config, method: str | None, perturbation: float | None) -> Config:
+    if method is None:
+        return config.with_overrides(
+            {} if perturbation is None else {"train.perturbation": perturbation}
+        )
+    finetuned = config.train.start_from is not None
+    fields = method_fields(method, perturbation, finetuned)
+    if not fields.get("train.perturbation", config.train.perturbation):
+        fields.pop("train.perturbation_per", None)  # without perturbation it decides nothing
+    return config.with_overrides(fields)
+
+
+def _tree(name: str, depth: int = 0) -> dict[str, Any]:
+    """The sections of a recipe as plain values, with those of the recipe that it is based on."""
+    if depth > DEEPEST:
+        raise UserError(f"recipe {name}: is based on itself")
+    if not name.endswith((".yaml", ".yml")) and name not in recipe_names():
+        return _composed_tree(name, depth)
+    try:
+        tree = yaml.safe_load(_text(name)) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {name}: not YAML ({error})") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"recipe {name}: expected sections with fields, got {tree!r}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if isinstance(base, str) and base.endswith((".yaml", ".yml")):
+        base = str(Path(name).parent / base)
+    merged = _tree(str(base), depth + 1)
+    for section, fields in tree.items():
+        if isinstance(fields, dict) and isinstance(merged.get(section), dict):
+            merged[section] = {**merged[section], **fields}
+        else:
+            merged[section] = fields
+    return merged
+
+
+def _text(name: str) -> str:
+    if not name.endswith((".yaml", ".yml")):
+        return FILES.joinpath(f"{name}.yaml").read_text()
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"recipe: no file {name}")
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {name}: cannot be read ({error})") from None
+
+
+def _composed_tree(name: str, depth: int) -> dict[str, Any]:
+    """The sections of RECIPE_METHOD or RECIPE_METHOD_pPERTURBATION."""
+    bases = sorted((n for n in recipe_names() if name.startswith(f"{n}_")), key=len)
+    for base in bases[-1:]:
+        match = COMPOSED.fullmatch(name.removeprefix(f"{base}_"))
+        if match and match["method"] in method_names():
+            perturbation = match["perturbation"]
+            number = None if perturbation is None else float(perturbation)
+            config = build(Config, _tree(base, depth + 1), f"recipe {base}: ")
+            return to_dict(_compose(config, match["method"], number))
+    composed = (f"{base}_{method}" for base in recipe_names() for method in method_names())
+    raise UserError(
+        f"recipe: no {name!r}{suggest(name, [*recipe_names(), *composed])}; "
+        "`comrope recipes` lists them"
+    )
