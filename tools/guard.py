@@ -1,0 +1,96 @@
+"""Check that behaviour is what it was: golden values in tests/golden against this tree.
+
+    python tools/guard.py               # all guards, some minutes on two cores
+    python tools/guard.py --fast        # those that take seconds
+    python tools/guard.py ptx states    # some of them
+    python tools/guard.py --update ptx  # write the golden values instead
+
+Exits with 1 if a guard differs. Golden values that depend on the last bits of floating-point
+results are skipped on another machine than the one that wrote them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from guards import compare, tree
+
+# Name -> number in the plan, whether it takes seconds only, what it checks.
+GUARDS = {
+    "identity": ("G1", True, "names and contents of runs, plans and recipes"),
+    "states": ("G7", True, "weights that models start with"),
+    "cycles": ("G9", True, "imports in a circle"),
+    "ptx": ("G5", False, "machine code of the kernels"),
+}
+
+
+def main() -> int:
+    """Run the guards that the command line names; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(GUARDS))
+    parser.add_argument("--fast", action="store_true", help="only guards that take seconds")
+    parser.add_argument("--update", action="store_true", help="write the golden values")
+    parser.add_argument("--tree", type=Path, default=tree.HERE, help="the tree to check")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in GUARDS]:
+        parser.error(f"NAME: expected some of {', '.join(GUARDS)}, got {unknown[0]}")
+    tree.pick(asked.tree)
+    names = asked.names or [name for name, (_, fast, _) in GUARDS.items() if fast or not asked.fast]
+    return max([_run(name, asked.update) for name in names], default=0)
+
+
+def _run(name: str, update: bool) -> int:
+    """Check one guard, print one line (and the differences); return 1 if it differs."""
+    number, _, about = GUARDS[name]
+    label, begun = f"{number:3} {name:9}", time.perf_counter()
+    file = tree.GOLDEN / f"{name}.json"
+    module = importlib.import_module(f"guards.{name}")
+    golden = json.loads(file.read_text()) if file.is_file() else None
+    try:
+        if golden is not None and not update:
+            compare.require_same_machine(golden)
+        found = json.loads(json.dumps(module.observe()))
+    except tree.Skipped as reason:
+        print(f"{label} skipped: {reason}", flush=True)
+        return 0
+    except Exception:
+        print(f"{label} differs: {about} cannot be observed", flush=True)
+        traceback.print_exc()
+        return 1
+    took = f"{time.perf_counter() - begun:.0f} s"
+    if update:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
+        print(f"{label} written: {file.relative_to(tree.HERE)} ({took})", flush=True)
+        return 0
+    if golden is None:
+        print(f"{label} differs: no golden values, expected {file}", flush=True)
+        return 1
+    check = getattr(module, "differences", compare.differences)
+    differences: list[str] = check(golden, found)
+    if not differences:
+        print(f"{label} ok: {about}, {compare.count(golden)} values ({took})", flush=True)
+        return 0
+    print(f"{label} differs: {about} ({took})")
+    for line in differences[:20]:
+        print(f"      {line}")
+    if len(differences) > 20:
+        print(f"      and {len(differences) - 20} more")
+    sys.stdout.flush()
+    return 1
+
+
+if __name__ == "__main__":
+    _code: Any = main()
+    raise SystemExit(_code)

@@ -1,0 +1,129 @@
+"""G1: what runs are, by their first names: those that are kept, those of plans, and recipes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from identity_v1 import digest, run_name
+
+from guards.compare import differences as compare
+from guards.tree import ERRORS, GOLDEN, RUN_NAME, api, root, v1_of
+
+__all__ = ["differences", "observe"]
+
+# Studies that the plan removes: a golden entry without a present one is no difference.
+REMOVED = ("ablation", "angles", "backwards", "units", "coco_mini160")
+# A recipe of one method: BASE_METHOD, or BASE_METHOD_pNOISE.
+OF_A_METHOD = re.compile(
+    r"(?P<recipe>\w+?)_(?P<method>ape|rope|liere|[a-z]+-[a-z]+)(_p(?P<noise>\d))?"
+)
+
+
+def observe() -> dict[str, Any]:
+    """Return digests of all configurations that have a name."""
+    import yaml
+
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    return {"kept": _kept(), "plans": _plans(), "recipes": _recipes()}
+
+
+def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Return what is missing or other; what is new is no difference."""
+    known = {
+        part: {key: value for key, value in found[part].items() if key in golden[part]}
+        for part in ("kept", "plans", "recipes")
+    }
+    return compare(golden, known, may_go=REMOVED)
+
+
+def _kept() -> dict[str, str]:
+    """First name of every run that is kept -> digest of its whole configuration."""
+    configs = _kept_configs()
+    aliases = _aliases([config for _, config in configs])
+    found = {}
+    for name, config in configs:
+        tree = v1_of(config, aliases)
+        found[name] = digest(tree) if run_name(tree) == name else f"is named {run_name(tree)}"
+    return found
+
+
+def _kept_configs() -> list[tuple[str, Any]]:
+    """First name and configuration of every run that is kept."""
+    from comrope.experiments.config import load_recipe
+
+    folders = sorted((root() / "results/runs").glob("*/config.yaml"))
+    return [(file.parent.name, load_recipe(str(file))) for file in folders]
+
+
+def _aliases(configs: list[Any]) -> dict[str, str]:
+    """Present name of every run that others can start from -> its first name."""
+    present_name = api("run_name", *RUN_NAME)
+    starts = [config for config in configs if not config.train.start_from]
+    return {present_name(config): run_name(v1_of(config)) for config in starts}
+
+
+def _plans() -> dict[str, Any]:
+    """Study and preset -> rows in their order, each with the last eight digits of its names."""
+    from comrope.experiments.studies import PRESETS, STUDIES
+    from comrope.experiments.studies.reproduce import Asked
+
+    refused = api("UserError", *ERRORS)
+    found: dict[str, Any] = {}
+    for study in STUDIES:
+        for preset in PRESETS:
+            try:
+                _, rows = Asked(study, preset).plan(Path("runs"), gather=True)
+            except refused:
+                found[f"{study} {preset}"] = "refused"
+                continue
+            if rows:
+                found[f"{study} {preset}"] = _names(rows)
+    return found
+
+
+def _names(rows: dict[Any, list[Any]]) -> list[str]:
+    aliases = _aliases([config for configs in rows.values() for config in configs])
+    found = []
+    for configs in rows.values():
+        names = [run_name(v1_of(config, aliases)) for config in configs]
+        (head,) = {name.rpartition("-s")[0] for name in names}
+        digits = " ".join(name.rpartition("-")[2] for name in names)
+        found.append(f"{head}: {digits}" + (" (start)" if _is_start(configs[0], rows) else ""))
+    return found
+
+
+def _is_start(config: Any, rows: dict[Any, list[Any]]) -> bool:
+    """Whether other rows of the plan start from this run."""
+    present_name = api("run_name", *RUN_NAME)
+    starts = {Path(row.train.start_from or "").name for some in rows.values() for row in some}
+    return present_name(config) in starts
+
+
+def _recipes() -> dict[str, str]:
+    """Recipe -> digest of its whole configuration."""
+    from comrope.experiments.config import recipe_names
+
+    file = GOLDEN / "identity.json"
+    known = json.loads(file.read_text())["recipes"] if file.is_file() else {}
+    found = {}
+    for name in dict.fromkeys([*known, *recipe_names()]):
+        config = _recipe(name, recipe_names())
+        if config is not None:
+            found[name] = digest(v1_of(config))
+    return found
+
+
+def _recipe(name: str, present: list[str]) -> Any:
+    """A recipe that is a file, or a file of many methods with the one of the name."""
+    from comrope.experiments.config import load_recipe
+
+    if name in present:
+        return load_recipe(name)
+    match = OF_A_METHOD.fullmatch(name)
+    if match is None or match["recipe"] not in present:
+        return None
+    options = {} if match["noise"] is None else {"perturbation": float(match["noise"])}
+    return load_recipe(match["recipe"], method=match["method"], **options)

@@ -1,0 +1,65 @@
+"""G7: the weights that a model starts with, by position, start and kind of model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guards.tree import ERRORS, api, bytes_digest, config_of, fingerprint
+
+__all__ = ["BUILD", "POSITIONS", "observe"]
+
+BUILD = (
+    "experiments.tasks", "experiments.tasks.build", "experiments.training.evaluate",
+    "experiments.evaluate",
+)  # fmt: skip
+POSITIONS = (
+    "none", "ape", "rope", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus",
+)  # fmt: skip
+STARTS = ("normal", "zeros", "rope", "turned", "scattered")
+KINDS = {"images": "digits", "clips": "moving", "boxes": "scenes"}
+# What is built besides, of images: options that draw numbers or change the shape of weights.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "absolute besides": {"model__ape": True},
+    "values too": {"model__rotate_values": True},
+    "heads start near": {"model__near": 4.0},
+    "heads start near, base 100": {"model__near": 4.0, "model__init": "rope", "model__base": 100.0},
+    "blocks of 2": {"model__block_size": 2},
+    "blocks of 4": {"model__block_size": 4},
+    "relative units": {"model__rope_units": "relative"},
+    "no class token": {"model__class_token": False, "model__global_pool": "avg"},
+    "spread 2": {"model__spread": 2.0},
+    "layer scale": {"model__layer_scale": 1e-4},
+    "seed 1": {"train__seed": 1},
+}
+
+
+def observe() -> dict[str, Any]:
+    """Return the digest of names, shapes and bytes of every state dict, or "refused"."""
+    found = {}
+    for kind, recipe in KINDS.items():
+        for position in POSITIONS:
+            for start in STARTS:
+                if position in ("none", "ape") and start != STARTS[0]:
+                    continue
+                fields = {"model__position": position, "model__init": start}
+                found[f"{kind}, {position}, {start}"] = _state(recipe, **fields)
+    for name, fields in OPTIONS.items():
+        for position in ("rope", "comrope-ld", "comrope-torus"):
+            found[f"images, {position}, {name}"] = _state(
+                "digits", model__position=position, **fields
+            )
+    return {"states": found, "machine": fingerprint()}
+
+
+def _state(recipe: str, **fields: Any) -> str:
+    refused = api("UserError", *ERRORS)
+    build_model = api("build_model", *BUILD)
+    try:
+        model = build_model(config_of(recipe, **fields))
+    except refused:
+        return "refused"
+    parts = []
+    for name, tensor in model.state_dict().items():
+        parts += [f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()]
+        parts += [tensor.detach().contiguous().cpu().numpy().tobytes()]
+    return bytes_digest(*parts)
