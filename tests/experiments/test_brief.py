@@ -6,7 +6,7 @@ from comrope.experiments.common.figures import save
 from comrope.experiments.studies.fair import brief
 from experiments.results import cell_of, results_of
 
-BOTH = {"model.rotate_values": True, "model.near": 4.0}
+BOTH = {"model.rotate_values": True, "model.locality_bias": 4.0}
 
 
 def cell(method: str, level: float, seeds: int = 3, **about) -> dict:

@@ -53,7 +53,7 @@ def test_the_rows_and_their_seeds(tmp_path):
     rows = make_plan(STUDY, PRESETS["small"], tmp_path, seeds=4).rows
     assert {len(configs) for configs in rows.values()} == {4}
     units = {
-        c.name: c.config(load_recipe("imagenette"), 0).model.rope_units
+        c.name: c.config(load_recipe("imagenette"), 0).model.position_units
         for c in STUDY.cells(PRESETS["small"])
         if c.method == "rope"
     }
@@ -78,7 +78,7 @@ def test_what_trains_longer_is_the_same_row_otherwise():
 
 
 def test_what_trains_longer_stands_beside_what_takes_more_time_only():
-    both = {"fields": {"model.rotate_values": True, "model.near": 4.0}}
+    both = {"fields": {"model.rotate_values": True, "model.locality_bias": 4.0}}
 
     def cell(method, name, **about):
         return cell_of({0: {"8": 1.0, "16": 2.0}}, method, name=name, **about)
@@ -102,8 +102,10 @@ def test_the_fields_of_a_row_come_last_and_a_command_cannot_set_them(tmp_path):
     fields = (("train.perturbation_per", "sample"), ("optim.lr", 0.5))
     config = Cell("liere", fields=fields).config(load_recipe("imagenette"), 3)
     assert (config.train.perturbation_per, config.optim.lr, config.train.seed) == ("sample", 0.5, 3)
-    with pytest.raises(UserError, match=r"model.rope_units: is what the rows of this study differ"):
-        make_plan(STUDY, PRESETS["demo"], tmp_path, overrides=["model.rope_units=patch"])
+    with pytest.raises(
+        UserError, match=r"model.position_units: is what the rows of this study differ"
+    ):
+        make_plan(STUDY, PRESETS["demo"], tmp_path, overrides=["model.position_units=patch"])
 
 
 def test_every_row_gets_what_a_search_found_for_it(monkeypatch):
@@ -112,7 +114,7 @@ def test_every_row_gets_what_a_search_found_for_it(monkeypatch):
     for preset, wanted in (("small", 100), ("demo", None)):
         for cell in STUDY.cells(PRESETS[preset]):
             config = cell.config(load_recipe(PRESETS[preset].recipe), 0)
-            if config.model.near:  # which has a start of its own
+            if config.model.locality_bias:  # which has a start of its own
                 continue
             assert config.model.base == (wanted if "patch" in cell.name else None)
 
@@ -165,7 +167,7 @@ def test_the_demo_writes_results_table_and_figure(demo):
     written = json.loads((folder / "results.json").read_text())
     cells = {(cell["method"], cell["name"]): cell["fields"] for cell in written["cells"]}
     assert len(cells) == 15
-    assert cells["rope", "vanilla RoPE, relative units"] == {"model.rope_units": "relative"}
+    assert cells["rope", "vanilla RoPE, relative units"] == {"model.position_units": "relative"}
     assert cells["comrope-ld", ""] == {}
     text = (folder / "table.md").read_text()
     assert text.startswith("# Position encodings compared\n")
@@ -190,7 +192,7 @@ def test_the_two_readings_of_vanilla_rope_are_two_models(demo):
     read, used, *_ = (c["runs"][0]["run"] for c in results["cells"] if c["method"] == "rope")
     runs = folder.parent / "runs"
     one, two = (decisive(load_recipe(runs / name / "config.yaml")) for name in (read, used))
-    assert {name for name in one if one[name] != two[name]} == {"model.rope_units"}
+    assert {name for name in one if one[name] != two[name]} == {"model.position_units"}
 
 
 def made_up() -> dict:
@@ -230,7 +232,7 @@ def test_pairs_have_the_same_noise_and_a_control_has_any():
 
 
 def test_what_is_plain_does_not_stand_beside_what_has_more():
-    results, more = made_up(), {"fields": {"model.rotate_values": True, "model.near": 4.0}}
+    results, more = made_up(), {"fields": {"model.rotate_values": True, "model.locality_bias": 4.0}}
     full = {m: cell_of({0: {"8": 1.0, "16": 2.0}}, m, name=f"{m}, full", **more)
             for m in ("rope", "comrope-torus")}  # fmt: skip
     results["cells"] += full.values()
@@ -245,7 +247,7 @@ def test_what_is_added_to_vanilla_rope_is_added_to_it_in_patches():
     def rope(name, level, **about):
         return cell_of({0: {"8": level, "16": level}}, "rope", name=name, **about)
 
-    both = {"fields": {"model.rotate_values": True, "model.near": 4.0}}
+    both = {"fields": {"model.rotate_values": True, "model.locality_bias": 4.0}}
     silent = rope("patch", 3.0, perturbation=0.0)
     cells = [rope("relative", 1.0), rope("patch", 2.0), silent, rope("full", 4.0, **both)]
     added, noise = pairs(results_of(cells))

@@ -107,8 +107,10 @@ def test_angles_of_the_same_method_are_taken_and_of_another_are_not(pretrained, 
     others = finetuned(tmp_path / "ap", "comrope-ap", model__rotate_values=True)
     with pytest.raises(UserError, match=r"model\.rotate_values: expected False, that of .*/ap"):
         begin_with(build_model(others), others)
-    near = finetuned(pretrained, "comrope-ap", model__near=4.0)
-    with pytest.raises(UserError, match=r"model\.near: expected 0, since the biases of .* got 4"):
+    near = finetuned(pretrained, "comrope-ap", model__locality_bias=4.0)
+    with pytest.raises(
+        UserError, match=r"model\.locality_bias: expected 0, since the biases of .* got 4"
+    ):
         begin_with(build_model(near), near)
 
 

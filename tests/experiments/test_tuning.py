@@ -77,7 +77,7 @@ def trial(fields: dict, levels: list[float], method: str = "rope", name: str = "
 
 def searched() -> dict:
     patch = {"name": "vanilla RoPE, patch units"}
-    own = {"model.rope_units": "patch"}
+    own = {"model.position_units": "patch"}
     return results_of(
         [
             trial({"optim.lr": 1e-3}, [40, 41], "ape"),
@@ -91,13 +91,13 @@ def searched() -> dict:
 
 
 def test_a_row_with_all_that_can_be_added_is_searched_like_the_others(monkeypatch):
-    found = {"model.near": 8.0, "model.base": 10.0}
+    found = {"model.locality_bias": 8.0, "model.base": 10.0}
     tuned = {"imagenette": {"vanilla RoPE, values and near": found}}
     monkeypatch.setattr(rows, "packaged", {"fair/tuned.yaml": tuned}.__getitem__)
     cells = {c.name: dict(c.fields) for c in STUDIES["comparison"].cells(PRESETS["small"])}
     assert cells["vanilla RoPE, values and near"] == {"model.rotate_values": True, **found}
     unsearched = cells["comrope-torus, values and near"]
-    assert unsearched["model.near"] == 4.0
+    assert unsearched["model.locality_bias"] == 4.0
     bases = {fields["model.base"] for name, fields in cells.items() if "near" in name}
     assert bases == {10.0, 100.0}  # those that were not searched have one and the same
 
@@ -155,7 +155,7 @@ def test_what_was_found_with_ape_holds_for_every_row_and_for_the_trials_of_the_o
     monkeypatch.setattr(rows, "packaged", files.__getitem__)
     for cell in STUDIES["comparison"].cells(PRESETS["small"]):
         assert dict(cell.fields)["optim.lr"] == 0.5
-        if "model.near" not in dict(cell.fields):
+        if "model.locality_bias" not in dict(cell.fields):
             assert dict(cell.fields).get("model.base") == (7 if cell.method == "liere" else None)
     for cell in STUDIES["tuning"].cells(PRESETS["small"]):
         assert dict(cell.fields)["optim.lr"] == (0.1 if cell.method == "ape" else 0.5)
@@ -187,7 +187,7 @@ def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
             other = decisive(cell.config(recipe, 0))
             what = cell.name.partition(", ")[2]
             found[what] = {n: other[n] for n in own if own[n] != other[n]}
-        turned = {"model.init": "turned", "model.base": 10.0}
+        turned = {"model.init": "rope-random-axes", "model.base": 10.0}
         rope = {"model.init": "rope", "model.base": 100.0}
         basis = {
             "basis learns at a tenth of the rate": {"optim.basis_lr_scale": 0.1},
@@ -195,14 +195,15 @@ def test_an_ablation_changes_one_thing_at_a_time_and_says_which():
         }
         assert found == (basis if method == "comrope-torus" else {}) | {
             "class token unrotated": {"model.class_position": "unrotated"},
-            "starts scattered, base 10": turned | {"model.init": "scattered"},
+            "starts scattered, base 10": turned | {"model.init": "isotropic"},
             "angles decay": {"optim.angle_weight_decay": 0.05},
             "values too": {"model.rotate_values": True},
-            "heads start near": {"model.near": 4.0},
+            "heads start near": {"model.locality_bias": 4.0},
             "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
             "absolute positions besides": {"model.ape": True},
             "starts as RoPE in patch units, base 100": rope,
-            "starts as RoPE in relative units, base 100": rope | {"model.rope_units": "relative"},
+            "starts as RoPE in relative units, base 100": rope
+            | {"model.position_units": "relative"},
             "starts as RoPE with turned axes, base 10": turned,
             "noise shared by the batch": {"train.perturbation_per": "batch"},
             "no noise": {"train.perturbation": 0.0},

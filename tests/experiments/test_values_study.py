@@ -30,9 +30,9 @@ def test_every_row_stands_beside_itself(tmp_path):
     configs = [decisive(some[0]) for some in rows.values()]
     for plain, turned, near in zip(configs[::3], configs[1::3], configs[2::3], strict=True):
         assert _differences(plain, turned) == {"model.rotate_values": (False, True)}
-        moved = {"model.near": (0.0, 4.0)}
+        moved = {"model.locality_bias": (0.0, 4.0)}
         if plain["model.position"] != "rope":  # what learns begins and learns otherwise then
-            moved["model.init"] = ("turned", "rope")
+            moved["model.init"] = ("rope-random-axes", "rope")
             moved["optim.angle_lr_scale"] = (1.0, 10.0)
         assert _differences(turned, near) == moved
     assert {len(some) for some in rows.values()} == {5}
@@ -60,9 +60,9 @@ def test_a_model_with_rotated_values_is_built():
     timm = {"model.name": "timm:vit_tiny_patch16_224", "train.perturbation": 0}
     with pytest.raises(UserError, match=r"model\.rotate_values: a model of timm decides it"):
         build_model(config.with_overrides(timm))
-    near = load_recipe("imagenette32").with_overrides({"model.near": 4.0})
+    near = load_recipe("imagenette32").with_overrides({"model.locality_bias": 4.0})
     assert all(block.attn.qkv.bias.any() for block in build_model(near).blocks)
-    with pytest.raises(UserError, match=r"model\.near: a model of timm decides it"):
+    with pytest.raises(UserError, match=r"model\.locality_bias: a model of timm decides it"):
         build_model(near.with_overrides(timm))
 
 

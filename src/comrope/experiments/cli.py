@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ Perturbation = Annotated[
     float | None, typer.Option(help="Perturbation of the coordinates; by default as is.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+FORMAT_WARNING = warnings.formatwarning
 INTERRUPTED = 143  # what a shell says of a process that ended on SIGTERM
 
 
@@ -303,6 +305,8 @@ def recipes_command(
 def main() -> None:
     """What the command ``comrope`` runs: errors that a user can mend are one line."""
     faulthandler.enable()  # a crash in native code says where
+    warnings.filterwarnings("once", category=DeprecationWarning, module=r"comrope\.")
+    warnings.formatwarning = _format_warning
     try:
         app()
     except UserError as error:
@@ -315,6 +319,19 @@ def main() -> None:
         _leave(f"comrope: {error.name} is not installed: pip install 'comrope[train]'", 2)
     except OSError as error:
         _leave(f"comrope: {error}", 2)
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """One line for what has another name now; other warnings as usual."""
+    if issubclass(category, DeprecationWarning):
+        return f"comrope: {message}\n"
+    return FORMAT_WARNING(message, category, filename, lineno, line)
 
 
 def _leave(message: str, code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config.build import Scalar, Text, build, flat, option, suggest, to_dict
 from comrope.experiments.config.sanity import checked
+from comrope.experiments.config.upgrades import upgrade
 
 __all__ = ["Augment", "Config", "Data", "Detect", "Evaluate", "Model", "Optim", "Train"]
 
@@ -30,12 +32,12 @@ class Model:
     rotate_values: bool = option(
         False, help="Whether values are rotated, in addition to queries and keys."
     )
-    near: float = option(
-        0.0, help="Attention score by which heads prefer near tokens at the start; 0 for none."
+    locality_bias: float = option(
+        0.0, help="Attention score by which heads prefer close tokens at the start; 0 for none."
     )
     block_size: int = option(8, help="Size b of the blocks of the rotation matrices.")
     init: str = option("normal", help="Initialization of the angles.")
-    rope_units: str = option(
+    position_units: str = option(
         "patch", help="Unit of the coordinates of vanilla RoPE frequencies: patch or relative."
     )
     spread: float = option(
@@ -297,8 +299,11 @@ class Config:
         """
         if not isinstance(overrides, Mapping):
             overrides = dict(_split(text) for text in overrides)
+        fields, changes = upgrade(overrides)
+        for change in changes:
+            warnings.warn(change, DeprecationWarning, stacklevel=2)
         tree, known = to_dict(self), flat(self)
-        for name, value in overrides.items():
+        for name, value in fields.items():
             section, _, key = name.partition(".")
             if name not in known and not (section == "options" and key):
                 raise UserError(f"{name}: no such field{suggest(name, known)}")

@@ -21,7 +21,7 @@ LATER = (
     "options.",
     "model.ape",
     "model.rotate_values",
-    "model.near",
+    "model.locality_bias",
     "model.spread",
     "model.tubelet",
     "model.axis_scale",
@@ -36,6 +36,14 @@ LATER = (
     "optim.layer_decay",
     "detect.",
 )
+
+# What fields and values were called when names were given first.
+FIRST_NAMES = {
+    "model.locality_bias": "model.near",
+    "model.position_units": "model.rope_units",
+    "rope-random-axes": "turned",
+    "isotropic": "scattered",
+}
 
 __all__ = ["LABELS", "OF_ROWS", "PRESETS", "Cell", "Preset", "Study", "packaged", "run_name"]
 
@@ -155,6 +163,13 @@ def run_name(config: Config) -> str:
         (name, value)
         for name, value in decisive(config).items()
         if not name.startswith(LATER) or (value or None) != (usual.get(name) or None)
+    ]
+    fields = [
+        (
+            FIRST_NAMES.get(name, name),
+            FIRST_NAMES.get(value, value) if name == "model.init" else value,
+        )
+        for name, value in fields
     ]
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
     model, train = config.model, config.train

@@ -17,10 +17,17 @@ from comrope.experiments.config import TIMM, Config, Model
 from comrope.integrations import swap
 from comrope.methods import has_vanilla_frequencies
 
-__all__ = ["Adopted", "adopt", "pretrained_weights"]
+__all__ = ["Adopted", "adopt", "init_of", "pretrained_weights"]
 
 # What a model of timm decides by itself.
-ITS_OWN = ("class_token", "global_pool", "layer_scale", "axis_scale", "rotate_values", "near")
+ITS_OWN = (
+    "class_token",
+    "global_pool",
+    "layer_scale",
+    "axis_scale",
+    "rotate_values",
+    "locality_bias",
+)
 
 
 class Adopted(nn.Module):
@@ -66,6 +73,11 @@ class Cut:
         return tuple(size // patch for size, patch in zip(canvas, self.patch_size, strict=True))
 
 
+def init_of(model: Model) -> str:
+    """The library's name of an initialization."""
+    return {"rope-random-axes": "turned", "isotropic": "scattered"}.get(model.init, model.init)
+
+
 def adopt(config: Config) -> Adopted:
     """The model of ``timm:NAME`` with random weights, its rotations swapped in.
 
@@ -87,15 +99,15 @@ def adopt(config: Config) -> Adopted:
     adopted = Adopted(_create(config, model.name.removeprefix(TIMM)))
     if model.position == "ape":
         return adopted
-    vanilla = has_vanilla_frequencies(model.position, model.init)
-    in_patches = vanilla and model.rope_units == "patch"
+    vanilla = has_vanilla_frequencies(model.position, init_of(model))
+    in_patches = vanilla and model.position_units == "patch"
     try:
         swap(
             adopted.model,
             model.position,
             ape="keep" if model.ape else "drop",
             class_position=model.class_position,
-            init=model.init,
+            init=init_of(model),
             spread=model.spread,
             block_size=model.block_size,
             base=model.base,

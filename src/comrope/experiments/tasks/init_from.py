@@ -46,10 +46,10 @@ def begin_with(model: nn.Module, config: Config, *, unused: Collection[str] = ()
             f"model.rotate_values: expected {theirs.rotate_values}, that of "
             f"{config.train.start_from}, whose angles are kept; got {config.model.rotate_values}"
         )
-    if config.model.near not in (0, theirs.near):
+    if config.model.locality_bias not in (0, theirs.locality_bias):
         raise UserError(
-            f"model.near: expected 0, since the biases of {config.train.start_from} are kept; got "
-            f"{config.model.near:g}"
+            f"model.locality_bias: expected 0, since the biases of {config.train.start_from} are "
+            f"kept; got {config.model.locality_bias:g}"
         )
     if classes != config.data.num_classes:
         new |= {name for name in own if HEAD.search(name)}

@@ -21,7 +21,7 @@ from comrope.experiments.data.batches import IGNORED, Normalize, Validation
 from comrope.experiments.data.images import Source, open_sources
 from comrope.experiments.data.workers import start_server
 from comrope.experiments.runs.directory import WEIGHTS, read_weights
-from comrope.experiments.tasks.build import Adopted, adopt
+from comrope.experiments.tasks.build import Adopted, adopt, init_of
 from comrope.experiments.tasks.views import View, check_views, resolution_of, said, views_of
 from comrope.experiments.training.state import load_model
 from comrope.models import ViT, create_model
@@ -48,6 +48,7 @@ def build_model(config: Config) -> ViT:
     if model.position not in ("ape", "none"):
         names = ("block_size", "init", "spread", "base")
         options = {name: getattr(model, name) for name in names}
+        options["init"] = init_of(model)
     if config.data.frames:
         size = resolution_of(config)
         patch = int(model.name.split("_patch")[1].split("_")[0])
@@ -60,8 +61,8 @@ def build_model(config: Config) -> ViT:
             position=model.position,
             ape=model.ape,
             rotate_values=model.rotate_values,
-            near=model.near,
-            rope_units=model.rope_units,
+            near=model.locality_bias,
+            rope_units=model.position_units,
             class_token=model.class_token,
             class_position=model.class_position,
             global_pool=model.global_pool,

@@ -35,8 +35,10 @@ PATCH_UNITS = "vanilla RoPE, patch units"
 ROWS = (
     Cell("ape"),
     # The paper's [0, 1] coordinates, taken at their word; and RoPE the way that it is used.
-    Cell("rope", fields=(("model.rope_units", "relative"),), name="vanilla RoPE, relative units"),
-    Cell("rope", fields=(("model.rope_units", "patch"),), name=PATCH_UNITS),
+    Cell(
+        "rope", fields=(("model.position_units", "relative"),), name="vanilla RoPE, relative units"
+    ),
+    Cell("rope", fields=(("model.position_units", "patch"),), name=PATCH_UNITS),
     Cell("rope-mixed"),
     Cell("liere"),
     *map(Cell, OURS),
@@ -44,10 +46,10 @@ ROWS = (
 CONTROL = Cell("none", perturbation=0.0)  # noise on the coordinates means nothing to it
 # What can be added to any rotation: values that turn, and heads that start near.
 TAKE_MORE = ("rope", "rope-mixed", "liere", OURS[-1])
-ADDED = ("model.rotate_values", "model.near")
+ADDED = ("model.rotate_values", "model.locality_bias")
 VALUES_TOO: dict[str, Any] = {"model.rotate_values": True}
 # Where all rotations start in the study of what is added: with the same frequencies.
-ALIKE: dict[str, Any] = {"model.init": "turned", "model.base": 100.0}
+ALIKE: dict[str, Any] = {"model.init": "rope-random-axes", "model.base": 100.0}
 # What takes less time a step can train longer: on two CPU cores, torus with all that can be added
 # takes 1.2 to 1.3 times as long a step as vanilla RoPE (docs/results.md).
 A_QUARTER = 1.25
@@ -62,25 +64,25 @@ STARTS: dict[str, dict[str, Any]] = {
     "starts at random": {"model.init": "normal", "model.base": None, "model.spread": 1.0},
     "starts as RoPE in patch units, base 100": {
         "model.init": "rope",
-        "model.rope_units": "patch",
+        "model.position_units": "patch",
         "model.base": 100.0,
         "model.spread": 1.0,
     },
     "starts as RoPE in relative units, base 100": {
         "model.init": "rope",
-        "model.rope_units": "relative",
+        "model.position_units": "relative",
         "model.base": 100.0,
         "model.spread": 1.0,
     },
     "starts as RoPE with turned axes, base 10": {
-        "model.init": "turned",
-        "model.rope_units": "patch",
+        "model.init": "rope-random-axes",
+        "model.position_units": "patch",
         "model.base": 10.0,
         "model.spread": 1.0,
     },
     "starts scattered, base 10": {
-        "model.init": "scattered",
-        "model.rope_units": "patch",
+        "model.init": "isotropic",
+        "model.position_units": "patch",
         "model.base": 10.0,
         "model.spread": 1.0,
     },
@@ -196,7 +198,7 @@ def _near(method: str) -> dict[str, Any]:
     """How heads that start near do, where that is not searched. Learned angles start as vanilla
     RoPE then, and learn faster: which trials with torus had suggested."""
     learned = {"model.init": "rope", "optim.angle_lr_scale": 10.0} if method != "rope" else {}
-    return {"model.near": 4.0, "model.base": 100.0, **learned}
+    return {"model.locality_bias": 4.0, "model.base": 100.0, **learned}
 
 
 def _short(method: str) -> str:
@@ -221,7 +223,7 @@ def _around(row: Cell, recipe: Config) -> list[Cell]:
         "coordinates rescaled, up to twofold": {"train.rescale": 2.0},
         "absolute positions besides": {"model.ape": True},
         "values too": {"model.rotate_values": True},
-        "heads start near": {"model.near": 4.0},
+        "heads start near": {"model.locality_bias": 4.0},
     }
     if row.method == "comrope-torus":
         changes["basis learns at a tenth of the rate"] = {"optim.basis_lr_scale": 0.1}
