@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from comrope.angles import Torus
+from comrope.angles import CommutingAngles
 from comrope.methods.base import skew_part
 from comrope.methods.comrope_torus import cayley
 from comrope.ops import rotate
@@ -51,7 +51,7 @@ def remaining_loss(basis: Callable[[Tensor], Tensor], rate: float, seed: int) ->
     frequencies = torch.randn(2, HEADS, BLOCKS, SIZE // 2) * (2 * (SIZE - 1)) ** 0.5
 
     def score(q_basis: Tensor) -> Tensor:
-        a, b = rotate(q, k, positions, Torus(q_basis, frequencies, SIZE))
+        a, b = rotate(q, k, positions, CommutingAngles(q_basis, frequencies, SIZE))
         return a @ b.mT
 
     shape = (HEADS, BLOCKS, SIZE, SIZE)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import comrope
-from comrope.angles import Free, Line, Torus
+from comrope.angles import CollinearAngles, CommutingAngles, GeneralAngles
 from comrope.experiments.common.timing import make_ready, time_in_turns
 from comrope.ops.kernels import launch
 from comrope.ops.kernels.entry import prepare
@@ -97,7 +97,7 @@ class Layer:
         self.bytes = {"forward": 2 * every, "backward": 2 * every + turned}
 
     def _heads(self, packed: Tensor) -> Heads:
-        q, k, v = unpack(packed, self.rope.method.num_heads)
+        q, k, v = unpack(packed, self.rope.num_heads)
         return Heads(q, k, None if self.apart else v)
 
     def forward(self) -> list[Tensor]:
@@ -118,11 +118,15 @@ class Layer:
         qkv = self.qkv.clone().requires_grad_()
         angles = self._angles()
         parts = (
-            [angles.direction, angles.skew] if isinstance(angles, Line) else [angles.frequencies]
+            [angles.direction, angles.skew]
+            if isinstance(angles, CollinearAngles)
+            else [angles.frequencies]
         )
-        if isinstance(angles, Torus) and angles.basis is not None:
+        if isinstance(angles, CommutingAngles) and angles.basis is not None:
             parts.append(angles.basis)
-        out = list(self.rope.packed(qkv, self.positions, angles=angles))[: 2 if self.apart else 3]
+        out = list(self.rope.rotate_qkv(qkv, self.positions, angles=angles))[
+            : 2 if self.apart else 3
+        ]
         for mine, found in zip(self.rotated, out, strict=False):
             if mine is not None:
                 mine.copy_(found.detach())
@@ -140,9 +144,9 @@ class Layer:
             if x is not None:
                 x.fill_(torch.nan)
 
-    def _angles(self) -> Torus | Line:
+    def _angles(self) -> CommutingAngles | CollinearAngles:
         angles = self.rope.angles()
-        assert not isinstance(angles, Free)
+        assert not isinstance(angles, GeneralAngles)
         return angles
 
     def _seen(self, gradient: Tensor) -> Tensor:

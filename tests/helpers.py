@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,10 +25,15 @@ def make(method: str, **options: Any) -> comrope.RotaryEmbedding:
     return comrope.RotaryEmbedding(method, **options)
 
 
+def raises_for(argument: str, error: type[Exception] = ValueError) -> Any:
+    """Expect an error whose message begins with the argument that it is about."""
+    return pytest.raises(error, match=rf"^{re.escape(argument)}: ")
+
+
 def queries_and_keys(
     rope: comrope.RotaryEmbedding, tokens: int = 6, batch: int = 2, groups: int = 2
 ) -> tuple[Tensor, Tensor]:
-    heads, dim = rope.method.num_heads, rope.method.head_dim
+    heads, dim = rope.num_heads, rope.head_dim
     q = torch.randn(batch, heads * groups, tokens, dim, dtype=torch.float64)
     k = torch.randn(batch, heads, tokens, dim, dtype=torch.float64)
     return q.requires_grad_(), k.requires_grad_()
@@ -37,7 +44,7 @@ def set_frequencies(rope: comrope.RotaryEmbedding, frequencies: Tensor) -> None:
     matrix = rope.method.P
     with torch.no_grad():
         basis = torch.linalg.qr(torch.randn(matrix.shape, dtype=torch.float64))[0]
-        planes = plane_generators(frequencies.double(), rope.method.block_size)
+        planes = plane_generators(frequencies.double(), rope.block_size)
         matrix.copy_(basis @ planes @ basis.mT / 2)
 
 

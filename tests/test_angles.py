@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comrope.angles import Free, Line, Torus, plane_generators, skew_spectrum
+from comrope.angles import (
+    CollinearAngles,
+    CommutingAngles,
+    GeneralAngles,
+    plane_generators,
+    skew_spectrum,
+)
 
 
 def spectra(block_size: int) -> dict[str, torch.Tensor]:
@@ -49,11 +55,11 @@ def test_small_frequencies_beside_large_ones_survive_float32():
 
 def test_the_three_forms_agree_on_what_a_spectrum_means():
     skew = torch.randn(1, 1, 5, 5, dtype=torch.float64)
-    line = Line(skew - skew.mT, torch.randn(3, 1, 1, dtype=torch.float64))
-    torus = Torus(*line.spectrum(), block_size=5)
+    line = CollinearAngles(skew - skew.mT, torch.randn(3, 1, 1, dtype=torch.float64))
+    torus = CommutingAngles(*line.spectrum(), block_size=5)
     torch.testing.assert_close(torus.matrices(), line.matrices())
 
 
 def test_free_matrices_have_no_spectrum():
     with pytest.raises(ValueError, match="2 angle matrices do not commute"):
-        Free(torch.zeros(2, 1, 1, 4, 4)).spectrum()
+        GeneralAngles(torch.zeros(2, 1, 1, 4, 4)).spectrum()

@@ -10,8 +10,8 @@ import comrope
 ROOT = Path(comrope.__file__).parent
 # In the order in which data flows: each package may import those before it.
 PACKAGES = (
-    "_checks", "_dtypes", "_files", "angles", "methods", "positions", "ops", "_inputs", "rotary",
-    "analysis", "optim", "integrations", "models", "experiments",
+    "_checks", "_deprecated", "_dtypes", "_files", "angles", "methods", "positions", "ops",
+    "_inputs", "rotary", "analysis", "optim", "integrations", "models", "experiments",
 )  # fmt: skip
 FORBIDDEN = {
     ("methods", "positions"), ("ops", "methods"), ("ops", "positions"), ("models", "integrations"),

@@ -40,7 +40,7 @@ def test_scale_counts_in_patches():
 def test_relative_scaling():
     pixels = torch.tensor([[112.0, 56.0], [0.0, 224.0]])
     expected = torch.tensor([[0.5, 0.5], [0.0, 2.0]])
-    torch.testing.assert_close(comrope.relative(pixels, (224, 112)), expected)
+    torch.testing.assert_close(comrope.normalize(pixels, (224, 112)), expected)
 
 
 def test_class_token_at_the_centre():
@@ -78,7 +78,7 @@ def test_noise_is_drawn_per_sample_or_for_all():
 def test_integer_coordinates_become_floating():
     tokens = torch.arange(8).view(4, 2)
     assert (comrope.with_class_token(tokens)[0] == 0.5).all()
-    torch.testing.assert_close(comrope.relative(tokens, (2.5, 4.0))[3], torch.tensor([2.4, 1.75]))
+    torch.testing.assert_close(comrope.normalize(tokens, (2.5, 4.0))[3], torch.tensor([2.4, 1.75]))
     assert comrope.perturb(tokens, 1.0, 1.0).is_floating_point()
     assert comrope.shift(tokens, 1.0).is_floating_point()
 
@@ -120,8 +120,11 @@ def test_generators_make_noise_repeatable_and_leave_the_global_one_alone(noise):
         (lambda p: comrope.grid((2.0, 2)), "shape: expected an integer of at least 0, got 2.0"),
         (lambda p: comrope.grid((2, 2), scale=(1, 2, 3)), "scale: expected one number or 2, got 3"),
         (lambda p: comrope.grid((2, 2), scale=float("nan")), "scale: expected a non-negative"),
-        (lambda p: comrope.relative(p, (4, 0)), "canvas: expected a positive finite number, got 0"),
-        (lambda p: comrope.relative(p, None), "canvas: expected a number or 2 of them, got None"),
+        (
+            lambda p: comrope.normalize(p, (4, 0)),
+            "canvas: expected a positive finite number, got 0",
+        ),
+        (lambda p: comrope.normalize(p, None), "canvas: expected a number or 2 of them, got None"),
         (lambda p: comrope.with_class_token(p, count=-1), "count: expected an integer of at least"),
         (lambda p: comrope.perturb(p, 0.1, -1), "intensity: expected a non-negative finite"),
         (lambda p: comrope.perturb(p, 0.1, "1"), "intensity: expected a non-negative finite"),

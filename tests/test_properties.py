@@ -77,7 +77,7 @@ def test_angle_matrices_stay_skew_and_commuting_while_they_learn(name, size, see
 @given(size=sizes, seed=seeds, half=st.booleans(), prefix=st.integers(0, 5))
 def test_norms_are_kept(name, size, seed, half, prefix):
     rope, (x, _) = draw(name, size, seed)
-    rope.channel_order = "half" if half and rope.method.head_dim % 2 == 0 else "interleaved"
+    rope.channel_order = "half" if half and rope.head_dim % 2 == 0 else "interleaved"
     q, k = queries_and_keys(rope, tokens=5)
     q_rotated, k_rotated = rope(q, k, x, num_prefix_tokens=prefix)
     torch.testing.assert_close(q_rotated.norm(dim=-1), q.norm(dim=-1))

@@ -121,7 +121,7 @@ def test_backward_under_autocast_keeps_its_precision():
 def test_strided_inputs(method):
     """Views of a packed qkv, as attention layers have them, and their gradients."""
     rope = make(method)
-    packed = torch.randn(2, 6, 3, 2, rope.method.head_dim, dtype=torch.float64, requires_grad=True)
+    packed = torch.randn(2, 6, 3, 2, rope.head_dim, dtype=torch.float64, requires_grad=True)
     q, k, _ = packed.permute(2, 0, 3, 1, 4).unbind(0)
     assert not q.is_contiguous()
     positions = torch.rand(2, 6, 2, dtype=torch.float64)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
     from comrope.integrations.fold import fold
     from comrope.models import create_model
     from comrope.optim import parameter_groups
-    from comrope.positions import grid, perturb, relative, rescale, shift, with_class_token
+    from comrope.positions import grid, normalize, perturb, rescale, shift, with_class_token
     from comrope.rotary import RotaryEmbedding
 
 __version__ = "0.1.0"
@@ -30,9 +30,9 @@ __all__ = [
     "fold",
     "grid",
     "models",
+    "normalize",
     "parameter_groups",
     "perturb",
-    "relative",
     "rescale",
     "shift",
     "swap",
@@ -45,9 +45,10 @@ _MODULE_OF = {
     "create_model": "models",
     "fold": "integrations",
     "grid": "positions",
+    "normalize": "positions",
     "parameter_groups": "optim",
     "perturb": "positions",
-    "relative": "positions",
+    "relative": "positions",  # deprecated
     "rescale": "positions",
     "shift": "positions",
     "swap": "integrations",

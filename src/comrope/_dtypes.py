@@ -9,25 +9,27 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "compile_time_constant",
     "compute_dtype",
+    "constants_like",
     "no_autocast",
-    "numbers_like",
-    "settled_when_compiled",
     "tf32_allowed",
-    "widen",
+    "to_compute_dtype",
 ]
 
 Answer = TypeVar("Answer")
 
 
-def numbers_like(values: Sequence[float], like: Tensor) -> Tensor:
-    """(N,), of the dtype of ``like`` and filled where it is: numbers sent to a GPU make it wait for
-    the CPU."""
+def constants_like(values: Sequence[float], like: Tensor) -> Tensor:
+    """Return ``values`` as a tensor (N,) of the dtype and on the device of ``like``.
+
+    Filled on the device: copying numbers to a GPU would make it wait for the CPU.
+    """
     return torch.stack([like.new_full((), value) for value in values])
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest floating dtype among ``tensors``, and never narrower than float32."""
+    """Return the widest floating dtype among ``tensors``, at least float32."""
     dtype = torch.float32
     for tensor in tensors:
         if tensor.dtype.is_floating_point:
@@ -35,26 +37,26 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return dtype
 
 
-def widen(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32, or as it is where it is wider already."""
+def to_compute_dtype(tensor: Tensor) -> Tensor:
+    """Convert to float32, unless the dtype is wider already."""
     return tensor.to(compute_dtype(tensor))
 
 
 def no_autocast(device: torch.device) -> torch.autocast:
-    """A context in which matrix products keep the precision of their operands."""
+    """Return a context in which matrix products keep the precision of their operands."""
     return torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False)
 
 
-def settled_when_compiled(function: Callable[..., Answer]) -> Callable[..., Answer]:
-    """A question that the compiler asks once.
+def compile_time_constant(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Mark a function that torch.compile evaluates once, while it traces.
 
-    As ``torch.compiler.assume_constant_result``, which would load the whole compiler here and now.
+    The same as ``torch.compiler.assume_constant_result``, which would import the whole compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-@settled_when_compiled
+@compile_time_constant
 def tf32_allowed() -> bool:
-    """Whether float32 matrix products may run in TF32 on a GPU."""
+    """Return whether float32 matrix products may run in TF32 on a GPU."""
     return torch.get_float32_matmul_precision() != "highest"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import compute_dtype, no_autocast, widen
+from comrope._dtypes import compute_dtype, no_autocast, to_compute_dtype
 from comrope.angles import skew_spectrum
 from comrope.rotary import RotaryEmbedding
 
@@ -62,7 +62,7 @@ def rope_equation_error(rope: RotaryEmbedding, x: Tensor, y: Tensor) -> Tensor:
 
 def scores(rope: RotaryEmbedding, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
     """Attention scores before scaling and softmax, (B, H, T, T), in float32 or wider."""
-    q, k = (widen(x) for x in rope(q, k, positions))
+    q, k = (to_compute_dtype(x) for x in rope(q, k, positions))
     with no_autocast(q.device):
         return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT
 
@@ -126,7 +126,7 @@ def similarity_map(
     rotations = rope.rotation_matrices(torch.cat((place, positions)))
     relative = rotations[0].mT @ rotations[1:]  # (T, H, m, b, b)
     trace = relative.diagonal(dim1=-2, dim2=-1).sum((-2, -1))
-    return trace.mT / rope.method.head_dim
+    return trace.mT / rope.head_dim
 
 
 def _check(rope: RotaryEmbedding) -> None:

@@ -1,6 +1,6 @@
-"""Coordinates and nothing else: grids, scaling, the class token's place, noise, offsets.
+"""Coordinates: grids, scaling, class tokens, perturbation, offsets.
 
-Positions are (T, N), shared by a batch, or (B, T, N), one set a sample.
+Positions are (T, N), shared by a batch, or (B, T, N), one set per sample.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from comrope import _checks
-from comrope._dtypes import numbers_like
+from comrope._deprecated import warn_deprecated
+from comrope._dtypes import constants_like
 
 __all__ = [
     "check_positions",
     "grid",
+    "normalize",
     "perturb",
-    "relative",
     "rescale",
     "shift",
     "with_class_token",
@@ -32,11 +33,18 @@ def grid(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Patch centres of a grid of any rank, (T, N), the last axis running fastest.
+    """Return the patch centres of a grid of any rank, the last axis running fastest.
 
-    Each axis covers [0, scale]: 1 is the paper's relative scaling, in which patch j of X lies at
-    (j + 1/2) / X. ``scale=shape`` counts in patches; ``scale=`` the grid of the training resolution
-    counts in the patches seen in training, whatever the shape is now.
+    Args:
+        shape: Patches per axis.
+        scale: Each axis covers [0, scale]; one number or one per axis. 1 is the paper's relative
+            scaling: patch j of X is at (j + 1/2) / X. ``scale=shape`` counts patches; the grid of
+            the training resolution counts patches of training, at any ``shape``.
+        device: Of the result.
+        dtype: Of the result, by default torch's default dtype.
+
+    Returns:
+        Positions (T, N).
     """
     if not isinstance(shape, Iterable):
         raise ValueError(f"shape: expected one size per axis, such as ({shape!r},), got {shape!r}")
@@ -52,24 +60,36 @@ def grid(
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def relative(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
-    """Relative scaling (Sec. 3.4): raw coordinates (..., N) on a canvas of this size, x_i / X_i."""
+def normalize(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
+    """Divide raw coordinates (..., N) by the size of their canvas, axis by axis (Sec. 3.4)."""
     coordinates = _floating("coordinates", coordinates)
     sizes = _checks.per_axis("canvas", canvas, coordinates.shape[-1], positive=True)
-    return coordinates / numbers_like(sizes, coordinates)
+    return coordinates / constants_like(sizes, coordinates)
+
+
+def relative(coordinates: Tensor, canvas: Sequence[float]) -> Tensor:
+    """Call ``normalize``; deprecated."""
+    warn_deprecated("comrope.relative", "comrope.normalize")
+    return normalize(coordinates, canvas)
 
 
 def with_class_token(
     positions: Tensor, *, center: float | Sequence[float] = 0.5, count: int = 1
 ) -> Tensor:
-    """Put ``count`` leading tokens at the centre of the canvas: (..., T, N) to (..., T + count, N).
+    """Prepend the position of ``count`` class tokens: (..., T, N) to (..., count + T, N).
 
-    Apply it after ``perturb`` and before ``shift``: the class token has no patch to move in, and an
-    offset of the image takes it along. (Left unrotated instead, it would be at a fixed place that
-    an offset moves the image away from.) For ``grid(..., scale=s)`` the centre is s / 2.
+    Args:
+        positions: (T, N) or (B, T, N).
+        center: Where class tokens are, the centre of the canvas. For ``grid(..., scale=s)`` it is
+            s / 2.
+        count: How many there are.
+
+    Call it after ``perturb`` and before ``shift``: a class token has no patch to move in, but an
+    offset of the image moves it as well. (A token that is left unrotated stays where it is, so an
+    offset would move the image away from it.)
     """
     positions = _floating("positions", positions)
-    place = numbers_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
+    place = constants_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
     place = place.expand(*positions.shape[:-2], _checks.integer("count", count, 0), -1)
     return torch.cat((place, positions), dim=-2)
 
@@ -83,12 +103,17 @@ def perturb(
     axes: Sequence[int] | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The paper's training noise: N(0, (intensity * patch)^2), clamped to the patch (Sec. 3.4).
+    """Add the paper's perturbation, N(0, (intensity * patch)^2) clamped to the patch (Sec. 3.4).
 
-    ``patch_size`` is in the units of the positions: 1 / 14 for ``grid((14, 14))``. Every token
-    moves on its own. ``batch_size`` makes shared positions (T, N) into a draw for each sample
-    (B, T, N); without it there is one draw for all. ``axes`` names the axes to perturb, all by
-    default.
+    Args:
+        positions: (T, N) or (B, T, N). Every token moves on its own.
+        patch_size: In the units of the positions: 1 / 14 for ``grid((14, 14))``; one number or one
+            per axis.
+        intensity: Standard deviation in patches (the paper's sigma).
+        batch_size: Draw once per sample and return (B, T, N); by default shared positions get one
+            draw.
+        axes: Axes to perturb, by default all.
+        generator: By default torch's global one.
     """
     positions = _floating("positions", positions)
     num_axes = positions.shape[-1]
@@ -98,7 +123,8 @@ def perturb(
     for axis in chosen:
         if axis not in range(num_axes):
             raise ValueError(f"axes: expected numbers from 0 to {num_axes - 1}, got {axis!r}")
-    reach = numbers_like([size if i in chosen else 0.0 for i, size in enumerate(patch)], positions)
+    patch = tuple(size if axis in chosen else 0.0 for axis, size in enumerate(patch))
+    reach = constants_like(patch, positions)
     positions = _per_sample(positions, batch_size)
     noise = _randn(positions.shape, positions, generator) * (intensity * reach)
     return positions + noise.clamp(-0.5 * reach, 0.5 * reach)
@@ -111,9 +137,9 @@ def shift(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The paper's offset test (Sec. 4.3.1): one N(0, std^2) offset per axis for all tokens.
+    """Move all tokens by one offset N(0, std^2) per axis: the paper's offset test (Sec. 4.3.1).
 
-    Positions (B, T, N), or shared ones with ``batch_size``, get an offset for each sample.
+    Positions (B, T, N), or shared ones (T, N) with ``batch_size``, get an offset for each sample.
     """
     std = _checks.real("std", std)
     positions = _per_sample(_floating("positions", positions), batch_size)
@@ -139,7 +165,7 @@ def rescale(
     if _checks.real("most", most) < 1:
         raise ValueError(f"most: expected a factor of at least 1, got {most!r}")
     positions = _per_sample(_floating("positions", positions), batch_size)
-    middle = numbers_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
+    middle = constants_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
     device = generator.device if generator is not None else positions.device
     shape = (*positions.shape[:-2], 1, 1)
     drawn = torch.rand(shape, generator=generator, device=device, dtype=positions.dtype)
@@ -148,10 +174,10 @@ def rescale(
 
 
 def check_positions(label: str, positions: Tensor) -> None:
-    """Raise unless ``positions`` is (T, N) or (B, T, N), real, and, where one can look, finite.
+    """Raise unless ``positions`` is (T, N) or (B, T, N), real and finite.
 
-    Values are looked at on the CPU only: on a GPU that would stop the queue, and in a compiled
-    graph or under vmap there are none to look at.
+    Values are checked on the CPU only: on a GPU a check would stop the queue, and in a compiled
+    graph or under vmap there are no values.
     """
     if not isinstance(positions, Tensor):
         raise TypeError(f"{label}: expected a tensor, got {type(positions).__name__}")
@@ -173,7 +199,7 @@ def check_positions(label: str, positions: Tensor) -> None:
 
 
 def _floating(label: str, positions: Tensor) -> Tensor:
-    """Checked, and integers made floating: coordinates are halved and moved by fractions."""
+    """Check positions and convert integers: coordinates are halved and moved by fractions."""
     check_positions(label, positions)
     return positions if positions.is_floating_point() else positions.to(torch.get_default_dtype())
 

@@ -35,7 +35,7 @@ def test_language_models(family):
     assert comrope.fold(model) is model
     assert relative_error(language.logits(model), before) < 1e-4
     kept = {"qwen3": "folded"}.get(family, "rope-mixed")
-    assert {rope.method.name for rope in rotary_modules(model).values()} == {kept}
+    assert {rope.name for rope in rotary_modules(model).values()} == {kept}
 
 
 @pytest.mark.parametrize("family", vision.FAMILIES)

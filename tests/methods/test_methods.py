@@ -8,7 +8,7 @@ from helpers import make, queries_and_keys, relative_error
 
 import comrope
 from comrope.analysis import scores
-from comrope.methods.base import joint_angles, rope_frequencies
+from comrope.methods.base import batched_angles, rope_frequencies
 from comrope.methods.comrope_torus import cayley
 
 LEARNED = tuple(name for name in comrope.METHODS if name != "rope")
@@ -209,7 +209,7 @@ def test_vanilla_frequencies_survive_low_precision_casts():
 def test_the_angles_of_several_layers_at_once(method, block_size):
     """The same numbers and gradients as layer by layer."""
     layers = [make(method, block_size=block_size).method for _ in range(3)]
-    together = joint_angles(layers)
+    together = batched_angles(layers)
     apart = [layer.angles() for layer in layers]
     for a, b in zip(together, apart, strict=True):
         assert type(a) is type(b)
@@ -228,16 +228,16 @@ def test_the_angles_of_several_layers_at_once(method, block_size):
 
 def test_a_shared_theta_belongs_to_its_layer():
     layers = [make("comrope-ld", shared_theta=True).method for _ in range(2)]
-    for a, layer in zip(joint_angles(layers), layers, strict=True):
+    for a, layer in zip(batched_angles(layers), layers, strict=True):
         assert torch.equal(a.matrices(), layer.angles().matrices())
-        assert a.known is not None
+        assert a.cached_spectrum is not None
 
 
 def test_layers_that_differ_are_not_worked_out_together():
     first = make("comrope-ld").method
-    assert joint_angles([first, make("comrope-ap").method]) is None
-    assert joint_angles([first, make("comrope-ld", block_size=8, head_dim=48).method]) is None
-    assert joint_angles([first, make("comrope-ld", dtype=torch.float32).method]) is None
+    assert batched_angles([first, make("comrope-ap").method]) is None
+    assert batched_angles([first, make("comrope-ld", block_size=8, head_dim=48).method]) is None
+    assert batched_angles([first, make("comrope-ld", dtype=torch.float32).method]) is None
 
 
 @pytest.mark.parametrize("method", [method for method in comrope.METHODS if method != "rope"])

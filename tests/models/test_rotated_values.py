@@ -110,13 +110,13 @@ def test_checkpointing_changes_nothing():
 @pytest.fixture
 def shortcuts(monkeypatch):
     """A list that grows with every layer whose projection is offered the basis."""
-    calls, ours = [], comrope.RotaryEmbedding.unrotate_before
+    calls, ours = [], comrope.RotaryEmbedding._inverse_with_projection
 
     def counted(*args, **options):
         calls.append(1)
         return ours(*args, **options)
 
-    monkeypatch.setattr(comrope.RotaryEmbedding, "unrotate_before", counted)
+    monkeypatch.setattr(comrope.RotaryEmbedding, "_inverse_with_projection", counted)
     return calls
 
 

@@ -34,10 +34,10 @@ def outcome(rope: comrope.RotaryEmbedding, backend: str, dtype: torch.dtype) -> 
     """Rotated q, k and v of a packed projection, and all gradients."""
     torch.manual_seed(0)
     rope.backend = backend
-    shape = (3, 37, 8, rope.method.head_dim)
+    shape = (3, 37, 8, rope.head_dim)
     qkv = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True)
     positions = torch.rand(3, 36, 2, device="cuda", requires_grad=True)
-    out = rope.packed(qkv, positions)
+    out = rope.rotate_qkv(qkv, positions)
     wanted = [qkv, positions, *rope.parameters()]
     grads = torch.autograd.grad(sum(x.float().sin().sum() for x in out), wanted)
     return [x.detach().double() for x in (*out, *grads)]

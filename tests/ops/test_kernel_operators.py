@@ -12,8 +12,6 @@ import pytest
 import torch
 from helpers import make, queries_and_keys
 
-import comrope
-
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,7 +24,7 @@ def test_packed_is_the_same_with_the_gradients_in_one_tensor(name):
     positions = torch.rand(2, 7, 2, device=DEVICE)
     apart = [x.transpose(1, 2) for x in qkv.split([4, 2, 2], dim=2)]
     expected = (*rope(*apart[:2], positions), apart[2])
-    got = rope.packed(qkv, positions)
+    got = rope.rotate_qkv(qkv, positions)
     grads = [torch.randn_like(x) for x in expected]
     inputs = [qkv, *rope.parameters()]
     got = (*got, *torch.autograd.grad(got, inputs, grads))
@@ -42,9 +40,9 @@ def test_packed_without_gradients_turns_in_place():
     with torch.no_grad():
         expected = (*rope(q, k, positions), v)
         kept = qkv.clone()
-        apart = rope.packed(qkv, positions)
+        apart = rope.rotate_qkv(qkv, positions)
         assert torch.equal(qkv, kept)
-        got = rope.packed(qkv, positions, in_place=True)
+        got = rope.rotate_qkv(qkv, positions, inplace=True)
     for a, b, c in zip(got, expected, apart, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(c, b, rtol=1e-6, atol=1e-6)
@@ -61,8 +59,8 @@ def test_packed_in_any_layout(layout):
         qkv = torch.randn(3, 16, 7, 6, device=DEVICE).permute(0, 2, 3, 1)
     with torch.no_grad():
         copied = qkv.clone(memory_format=torch.contiguous_format)
-        expected = rope.packed(copied, positions, in_place=True)
-        got = rope.packed(qkv, positions, in_place=True)
+        expected = rope.rotate_qkv(copied, positions, inplace=True)
+        got = rope.rotate_qkv(qkv, positions, inplace=True)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
@@ -71,10 +69,10 @@ def test_function_transforms_are_left_to_the_spectral_path():
     q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
     positions = torch.rand(3, 6, 2, device=DEVICE)
     usual = "triton" if DEVICE == "cuda" else "spectral"
-    assert rope.chosen_backend(q, k, positions[0]).backend == usual
+    assert rope.select_backend(q, k, positions[0]).backend == usual
     many = torch.func.vmap(lambda x: rope(q, k, x)[0])(positions)
     rope.backend = "triton"
-    with pytest.raises(ValueError, match="know no function transforms"):
+    with pytest.raises(ValueError, match="no function transforms"):
         torch.func.vmap(lambda x: rope(q, k, x)[0])(positions)
     rope.backend = "spectral"
     for one, x in zip(many, positions, strict=True):
@@ -105,7 +103,7 @@ def test_compiles_as_one_graph(name):
     positions = torch.rand(2, 7, 2, device=DEVICE)
 
     def attend(qkv, positions):
-        q, k, v = rope.packed(qkv * 1.0, positions, in_place=True)
+        q, k, v = rope.rotate_qkv(qkv * 1.0, positions, inplace=True)
         q, k = rope(q, k, positions)
         k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
         return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
@@ -128,7 +126,7 @@ def test_checkpointing_recomputes_it():
     positions = torch.rand(7, 2, device=DEVICE)
 
     def loss(qkv):
-        q, k, v = rope.packed(qkv, positions)
+        q, k, v = rope.rotate_qkv(qkv, positions)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum()
 
     recomputed = torch.utils.checkpoint.checkpoint(loss, qkv, use_reentrant=False)
@@ -138,23 +136,6 @@ def test_checkpointing_recomputes_it():
         strict=True,
     ):  # fmt: skip
         assert torch.equal(a, b)
-
-
-def test_the_choice_says_why(monkeypatch):
-    rope = make("comrope-ld", dtype=torch.float32)
-    q, k = (x.detach().float() for x in queries_and_keys(rope))
-    positions = torch.rand(6, 2)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert rope.chosen_backend(q, k, positions).backend == "spectral"
-    rope.backend = "triton"
-    with pytest.raises(ValueError, match="'triton' cannot run here: the tensors are on cpu"):
-        rope(q, k, positions)
-    with pytest.raises(ValueError, match="compute in float32"):
-        rope(q.double(), k.double(), positions)
-    with pytest.raises(ValueError, match="up to 4 axes, not 5"):
-        comrope.RotaryEmbedding(
-            "rope-mixed", num_heads=1, head_dim=8, num_axes=5, block_size=2, backend="triton"
-        )
 
 
 def test_the_kernels_compile_for_a_gpu_and_stay_in_registers():
@@ -201,8 +182,9 @@ def test_a_spectrum_may_lie_in_memory_as_it_likes():
     rope = make("comrope-ld", dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
     q, k = (x.detach().float().to(DEVICE) for x in queries_and_keys(rope))
     positions = torch.rand(6, 2, device=DEVICE)
-    line = rope.angles().with_spectrum()
-    turned = line._replace(known=(line.known[0].mT.contiguous().mT, line.known[1]))
+    line = rope.angles().cache_spectrum()
+    basis, planes = line.cached_spectrum
+    turned = line._replace(cached_spectrum=(basis.mT.contiguous().mT, planes))
     rope.backend = "triton"
     for a, b in zip(
         rope(q, k, positions, angles=turned), rope(q, k, positions, angles=line), strict=True
@@ -236,8 +218,8 @@ def test_forward_mode_is_left_to_others():
     positions = torch.rand(5, 2, device=DEVICE)
     with torch.no_grad(), torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(qkv, torch.ones_like(qkv))
-        with pytest.raises(ValueError, match="know no function transforms"):
-            rope.packed(dual, positions, in_place=True)
+        with pytest.raises(ValueError, match="no function transforms"):
+            rope.rotate_qkv(dual, positions, inplace=True)
 
 
 def test_numbers_that_share_a_place_are_turned_once():
@@ -246,6 +228,6 @@ def test_numbers_that_share_a_place_are_turned_once():
     windows = line.as_strided((1, 4, 6, 16), (0, 20, 16, 1))  # a token begins within the last one
     positions = torch.rand(4, 2, device=DEVICE)
     with torch.no_grad():
-        expected = rope.packed(windows.clone(), positions)
-        got = rope.packed(windows, positions, in_place=True)
+        expected = rope.rotate_qkv(windows.clone(), positions)
+        got = rope.rotate_qkv(windows, positions, inplace=True)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))

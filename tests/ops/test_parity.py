@@ -15,7 +15,7 @@ FROM_MATRICES = ("comrope-ap", "comrope-ld")
 
 def assert_parity(rope, positions=None, scores_within: float = 1e-12) -> None:
     if positions is None:
-        positions = torch.randn(6, rope.method.num_axes, dtype=torch.float64)
+        positions = torch.randn(6, rope.num_axes, dtype=torch.float64)
     q, k = queries_and_keys(rope)
     positions.requires_grad_()
     expected = scores_and_gradients(rope, q, k, positions, "reference")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import make, queries_and_keys, relative_error, set_frequencies
+from helpers import make, queries_and_keys, raises_for, relative_error, set_frequencies
 from torch import Tensor
 
 WIDE = torch.float64
@@ -17,7 +17,7 @@ def attended(rope, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **options
     v = rope.rotate(v, positions, **options)
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-    return rope.unrotate(weights @ v, positions, **options)
+    return rope.rotate(weights @ v, positions, inverse=True, **options)
 
 
 def by_pairs(rope, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def with_gradients(rope, inputs, positions: Tensor, function=attended) -> dict[s
 
 
 def assert_like_the_definition(rope, backend: str = "auto") -> None:
-    inputs, axes = vectors(rope), rope.method.num_axes
+    inputs, axes = vectors(rope), rope.num_axes
     positions = torch.randn(6, axes, dtype=WIDE, requires_grad=True)
     rope.backend = backend
     got = with_gradients(rope, inputs, positions)
@@ -85,9 +85,10 @@ def test_it_inverts_the_rotation(method, order, backend, prefix, shape):
     positions = 10 * torch.randn(shape, dtype=WIDE)
     for x in queries_and_keys(rope):
         turned = rope.rotate(x, positions)
-        assert relative_error(rope.unrotate(turned, positions), x) < 1e-12
-        assert relative_error(rope.rotate(rope.unrotate(x, positions), positions), x) < 1e-12
-        assert relative_error(rope.unrotate(turned, positions + 1), x) > 0.1
+        assert relative_error(rope.rotate(turned, positions, inverse=True), x) < 1e-12
+        back = rope.rotate(x, positions, inverse=True)
+        assert relative_error(rope.rotate(back, positions), x) < 1e-12
+        assert relative_error(rope.rotate(turned, positions + 1, inverse=True), x) > 0.1
 
 
 @pytest.mark.parametrize("positions", [
@@ -99,7 +100,7 @@ def test_positions_of_any_kind_and_reach(method, positions):
     """Parameters are float32: what is turned and what turns it back must round them alike."""
     rope = make(method, dtype=torch.float32, block_size=8)
     x = torch.randn(1, 2, 6, 96, dtype=WIDE)
-    assert relative_error(rope.unrotate(rope.rotate(x, positions), positions), x) < 1e-9
+    assert relative_error(rope.rotate(rope.rotate(x, positions), positions, inverse=True), x) < 1e-9
 
 
 def test_outputs_do_not_notice_an_offset_unless_matrices_fail_to_commute(method):
@@ -126,8 +127,9 @@ def test_low_precision_comes_out_as_it_went_in(method):
     rope = make(method, dtype=torch.float32, block_size=8)
     x = torch.randn(2, 2, 6, 96).bfloat16()
     positions = 50 * torch.rand(6, 2)
-    got = rope.unrotate(x, positions)
-    assert torch.equal(got, rope.unrotate(x.float(), positions).bfloat16())  # rounded once
+    got = rope.rotate(x, positions, inverse=True)
+    wide = rope.rotate(x.float(), positions, inverse=True)
+    assert torch.equal(got, wide.bfloat16())  # rounded once
 
 
 @pytest.mark.parametrize("order", ["interleaved", "half"])
@@ -141,8 +143,8 @@ def test_the_kernels_agree(method, block_size, order):
     positions = torch.randn(6, 2, requires_grad=True)
     rope.backend = "triton"
     if (method, order) == ("liere", "half"):
-        with pytest.raises(ValueError, match="its kernels know channel_order 'half' for commuting"):
-            rope.unrotate(inputs[0], positions)
+        with pytest.raises(ValueError, match="kernels support channel_order 'half'"):
+            rope.rotate(inputs[0], positions, inverse=True)
         return
     got = with_gradients(rope, inputs, positions)
     rope.backend = "reference" if method == "liere" else "spectral"
@@ -152,21 +154,20 @@ def test_the_kernels_agree(method, block_size, order):
 
 def test_bad_input_is_named():
     rope = make("comrope-torus")
-    positions = torch.randn(6, 2)
-    with pytest.raises(ValueError, match=r"positions: expected num_axes 2"):
-        rope.unrotate(torch.randn(1, 2, 6, 48), torch.randn(6, 3))
+    x, positions = torch.randn(1, 2, 6, 48), torch.randn(6, 2)
+    with raises_for("positions"):
+        rope.rotate(x, torch.randn(6, 3), inverse=True)
     for heads in (0, 1, 3):
-        with pytest.raises(ValueError, match=f"x: expected a multiple of 2 heads, got {heads}"):
-            rope.unrotate(torch.randn(1, heads, 6, 48), positions)
-    with pytest.raises(ValueError, match="x: expected head_dim 48, got 32"):
+        with raises_for("x"):
+            rope.rotate(torch.randn(1, heads, 6, 48), positions)
+    with raises_for("x"):
         rope.rotate(torch.randn(1, 2, 6, 32), positions)
-    with pytest.raises(TypeError, match=r"x: expected a tensor, got list"):
-        rope.unrotate([1.0], positions)
-    x = torch.randn(1, 2, 6, 48)
-    with pytest.raises(ValueError, match=r"weight: expected .* \(C, 96\), for 2 heads of 48, got"):
-        rope.unrotate_before(x, positions, torch.randn(96, 48))
-    with pytest.raises(TypeError, match=r"weight: expected a tensor, got Linear"):
-        rope.unrotate_before(x, positions, torch.nn.Linear(96, 5))
+    with raises_for("x", TypeError):
+        rope.rotate([1.0], positions)
+    with raises_for("weight"):
+        rope._inverse_with_projection(x, positions, torch.randn(96, 48))
+    with raises_for("weight", TypeError):
+        rope._inverse_with_projection(x, positions, torch.nn.Linear(96, 5))
 
 
 @pytest.mark.parametrize("order", ["interleaved", "half"])
@@ -187,8 +188,8 @@ def test_a_projection_may_take_the_basis(method, block_size, backend, order):
         wanted = [*inputs, *rope.parameters()]
         return out, *torch.autograd.grad(out.tanh().square().sum(), wanted)
 
-    expected = with_gradients(rope.unrotate(x, positions), weight)
-    turned, instead = rope.unrotate_before(x, positions, weight)
+    expected = with_gradients(rope.rotate(x, positions, inverse=True), weight)
+    turned, instead = rope._inverse_with_projection(x, positions, weight)
     for a, b in zip(with_gradients(turned, instead), expected, strict=True):
         assert relative_error(a, b) < 1e-11
     has_basis = method in ("comrope-ap", "comrope-ld", "comrope-torus") and block_size > 2
@@ -199,8 +200,8 @@ def test_a_projection_in_low_precision_is_rounded_once():
     rope = make("comrope-torus", dtype=torch.float32, block_size=8)
     x, weight = torch.randn(2, 2, 6, 96).bfloat16(), torch.randn(5, 192).bfloat16()
     positions = torch.rand(6, 2)
-    turned, instead = rope.unrotate_before(x, positions, weight)
-    wide = rope.unrotate_before(x.float(), positions, weight.float())
+    turned, instead = rope._inverse_with_projection(x, positions, weight)
+    wide = rope._inverse_with_projection(x.float(), positions, weight.float())
     assert torch.equal(turned, wide[0].bfloat16())
     assert torch.equal(instead, wide[1].bfloat16())
 

@@ -169,7 +169,7 @@ def _chosen(ropes: dict[str, RotaryEmbedding], count: int) -> list[tuple[str, Ro
 def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
     fine, center = _scale(model) * coordinates.grid(FINE), 0.5 * _scale(model)
     layers = _chosen(ropes, 4)
-    heads = min(6, layers[0][1].method.num_heads)
+    heads = min(6, layers[0][1].num_heads)
     figure, axes = new_figure(heads, len(layers), width=2.0, height=2.0)
     for row, (name, rope) in zip(axes, layers, strict=True):
         maps = analysis.similarity_map(rope, fine, center)

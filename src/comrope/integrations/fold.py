@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import widen
-from comrope.angles import Free, Torus
+from comrope._dtypes import to_compute_dtype
+from comrope.angles import CommutingAngles, GeneralAngles
 from comrope.integrations.api import FOLDED, check_weights, take_out
 from comrope.integrations.rebinding import ROTATION
 from comrope.integrations.token_positions import Places, axial
@@ -42,8 +42,10 @@ class FixedBasis(Method):
     def reset_parameters(self) -> None:
         """Nothing to begin with: ``fold`` fills it."""
 
-    def angles_of(self, frequencies: Tensor) -> Torus:  # type: ignore[override]
-        return Torus(widen(self.basis), widen(frequencies), self.block_size)
+    def angles_of(self, frequencies: Tensor) -> CommutingAngles:  # type: ignore[override]
+        return CommutingAngles(
+            to_compute_dtype(self.basis), to_compute_dtype(frequencies), self.block_size
+        )
 
 
 @torch.no_grad()
@@ -96,7 +98,7 @@ def _plan(layer: Any, rotation: RotaryEmbedding) -> Any:
     """The rotation, its method to be, and new values for the parameters of its layer."""
     old = rotation.method
     angles = old.angles()
-    if isinstance(angles, Free):
+    if isinstance(angles, GeneralAngles):
         raise ValueError(
             f"model: method {old.name!r} on {old.num_axes} axes does not commute, so it has no "
             "common basis to fold; expected another method"
@@ -171,7 +173,7 @@ def _has_norm(layer: nn.Module) -> bool:
 
 def _projections(layer: Any, rotation: RotaryEmbedding) -> list[Rows]:
     """The rows of weights and biases that make the channels which are rotated."""
-    turned, keys = rotation.method.head_dim, rotation.method.num_heads
+    turned, keys = rotation.head_dim, rotation.num_heads
     if getattr(layer, "query_key_value", None) is not None:  # GPT-NeoX: q, k, v head by head
         whole = _linear(layer.query_key_value)
         dim = whole.out_features // (3 * keys)
@@ -228,7 +230,7 @@ def _give_back(model: nn.Module, rotations: list[RotaryEmbedding]) -> None:
     convention: Any = places.convention
     if getattr(convention, "func", None) is not axial or places.class_position != "unrotated":
         return
-    plain = {(rotation.method.name, rotation.channel_order) for rotation in rotations}
+    plain = {(rotation.name, rotation.channel_order) for rotation in rotations}
     if plain != {("rope-mixed", "interleaved")}:
         return
     methods: list[Any] = [rotation.method for rotation in rotations]

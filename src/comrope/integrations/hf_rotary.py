@@ -149,7 +149,7 @@ def _apply(q: Tensor, k: Tensor, positions: Tensor, rotation: RotaryEmbedding) -
 
     GPT-NeoX leaves it to it to turn a part of the channels alone.
     """
-    dim, prefix = rotation.method.head_dim, q.shape[-2] - positions.shape[-2]
+    dim, prefix = rotation.head_dim, q.shape[-2] - positions.shape[-2]
     if q.shape[-1] == dim:
         return rotation(q, k, positions, num_prefix_tokens=prefix)
     turned = rotation(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)

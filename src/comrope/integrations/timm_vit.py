@@ -47,7 +47,7 @@ class TurnedQueries:
         return getattr(still_there(self._layer), ROTATION)
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        self.angles = self.rotation.angles().with_spectrum()
+        self.angles = self.rotation.angles().cache_spectrum()
         return self.turn(output)
 
     def turn(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from comrope import _checks
 from comrope import positions as coordinates
-from comrope._dtypes import numbers_like
+from comrope._dtypes import constants_like
 
 __all__ = ["CLASS_POSITIONS", "Places", "axial", "centred", "relative"]
 
@@ -191,4 +191,4 @@ class Places:
 def _like(size: Any, index: Tensor) -> Tensor:
     if isinstance(size, Tensor):
         return size.to(index)
-    return numbers_like(size, index)
+    return constants_like(size, index)

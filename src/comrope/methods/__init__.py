@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from comrope import _checks
 
 if TYPE_CHECKING:  # what __getattr__ finds
-    from comrope.methods.base import INITS, Method, has_vanilla_frequencies, joint_angles
+    from comrope.methods.base import INITS, Method, batched_angles, has_vanilla_frequencies
 
 __all__ = [
     "INITS",
     "METHODS",
     "Method",
+    "batched_angles",
     "create_method",
     "has_vanilla_frequencies",
-    "joint_angles",
     "method_class",
 ]
 

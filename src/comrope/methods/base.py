@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from comrope import _checks
-from comrope._dtypes import numbers_like
+from comrope._dtypes import constants_like
 from comrope.angles import Angles, plane_generators
 
 __all__ = [
     "INITS",
     "Method",
     "axis_of_block",
+    "batched_angles",
     "has_vanilla_frequencies",
-    "joint_angles",
     "rope_frequencies",
     "skew_part",
 ]
@@ -66,7 +66,7 @@ class Method(nn.Module):
         if self.spread != 1 and (init != "normal" or self.name == "rope"):
             raise ValueError(
                 f"spread: expected 1 of method {self.name!r} with init {init!r}, since only init "
-                f"'normal' of learned angles is drawn with one to widen; got {spread!r}"
+                f"'normal' of learned angles is drawn with one to to_compute_dtype; got {spread!r}"
             )
         self.axis_order = _checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
@@ -129,7 +129,7 @@ class Method(nn.Module):
         empty = like.new_empty(num_heads, self.num_axes, self.num_axes, dtype=torch.float64)
         frame = torch.stack([nn.init.orthogonal_(axes) for axes in empty])  # columns: turned axes
         own = self.axis_of_block(like.device).double()
-        scale = numbers_like(self.position_scale, own)
+        scale = constants_like(self.position_scale, own)
         return scale[:, None, None] * torch.einsum("hij,jm->ihm", frame, own), speeds
 
     def scattered_rope(
@@ -142,7 +142,7 @@ class Method(nn.Module):
         planes = (num_heads, self.num_blocks, self.num_planes)
         each = (*planes[:2], 1) if by_block else planes
         direction = nn.functional.normalize(like.new_empty(self.num_axes, *each).normal_(), dim=0)
-        scale = numbers_like(self.position_scale, direction)
+        scale = constants_like(self.position_scale, direction)
         speeds = self.base ** -like.new_empty(planes).uniform_()
         return scale[:, None, None, None] * direction, speeds
 
@@ -201,7 +201,7 @@ class Method(nn.Module):
                 raise ValueError(
                     f"{label}: expected None, since only method 'rope' and the inits 'rope', "
                     f"'turned' and 'scattered' have vanilla RoPE's frequencies, got {value!r}; "
-                    "other starts want positions in about [0, 1] (comrope.grid, comrope.relative)"
+                    "other starts want positions in about [0, 1] (comrope.grid, comrope.normalize)"
                 )
         self.base = _checks.real("base", 10000.0 if base is None else base, positive=True)
         scale = 1.0 if position_scale is None else position_scale
@@ -221,7 +221,7 @@ class Method(nn.Module):
             self.given_frequencies = tuple(_checks.real("frequencies", f) for f in frequencies)
 
 
-def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
+def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
     """The angles of several layers, worked out at once: layers beside each other, as heads are.
 
     Small matrices in many small batches leave a GPU idle. None if they cannot be: layers that
@@ -237,8 +237,8 @@ def joint_angles(methods: Sequence[Method]) -> list[Angles] | None:
         axis = first.head_axis[name]
         stacked = torch.stack([getattr(method, name) for method in methods], axis)
         parameters[name] = stacked.flatten(axis, axis + 1)
-    angles = first.angles_of(**parameters).with_spectrum()
-    return list(angles.per_layer(len(methods)))
+    angles = first.angles_of(**parameters).cache_spectrum()
+    return list(angles.split_layers(len(methods)))
 
 
 def _joins(first: Method, method: Method) -> bool:
@@ -307,7 +307,7 @@ def rope_frequencies(
         one_axis = base**-exponents
     else:
         # Nothing here may wait for a GPU: a forward pass of vanilla RoPE begins with it.
-        one_axis = numbers_like(given, torch.empty(0, device=device, dtype=torch.float64))
+        one_axis = constants_like(given, torch.empty(0, device=device, dtype=torch.float64))
     one_axis = one_axis.view(num_blocks // num_axes, block_size // 2)
     beside = 1 if axis_order == "alternating" else 0  # where the other axes stand
     every = torch.stack([one_axis] * num_axes, beside).flatten(0, 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import widen
-from comrope.angles import Line
+from comrope._dtypes import to_compute_dtype
+from comrope.angles import CollinearAngles
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["ComRoPEAP"]
@@ -31,7 +31,7 @@ class ComRoPEAP(Method):
         else:
             self.P.copy_(self.rope_generators(self.P).sum(0))
 
-    def angles_of(self, P: Tensor) -> Line:  # type: ignore[override]
-        skew = skew_part(widen(P))
+    def angles_of(self, P: Tensor) -> CollinearAngles:  # type: ignore[override]
+        skew = skew_part(to_compute_dtype(P))
         axes = self.axis_of_block(P.device).to(skew.dtype)
-        return Line(skew, axes[:, None].expand(-1, P.shape[0], -1))
+        return CollinearAngles(skew, axes[:, None].expand(-1, P.shape[0], -1))

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import widen
-from comrope.angles import Line, plane_generators
+from comrope._dtypes import to_compute_dtype
+from comrope.angles import CollinearAngles, plane_generators
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["ComRoPELD"]
@@ -58,7 +58,7 @@ class ComRoPELD(Method):
         self.P.copy_(0.5 * scale * plane_generators(speeds, self.block_size))
         self.theta.copy_(direction / scale)
 
-    def angles_of(self, P: Tensor, theta: Tensor) -> Line:  # type: ignore[override]
+    def angles_of(self, P: Tensor, theta: Tensor) -> CollinearAngles:  # type: ignore[override]
         if self.settings["shared_theta"]:  # by all heads of a layer
             theta = theta.repeat_interleave(self.num_heads, dim=1)
-        return Line(skew_part(widen(P)), widen(theta))
+        return CollinearAngles(skew_part(to_compute_dtype(P)), to_compute_dtype(theta))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import widen
-from comrope.angles import Torus
+from comrope._dtypes import to_compute_dtype
+from comrope.angles import CommutingAngles
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["ComRoPETorus", "cayley"]
@@ -56,9 +56,9 @@ class ComRoPETorus(Method):
 
     def angles_of(  # type: ignore[override]
         self, frequencies: Tensor, P: Tensor | None = None
-    ) -> Torus:
-        basis = None if P is None else cayley(skew_part(widen(P)))
-        return Torus(basis, widen(frequencies), self.block_size)
+    ) -> CommutingAngles:
+        basis = None if P is None else cayley(skew_part(to_compute_dtype(P)))
+        return CommutingAngles(basis, to_compute_dtype(frequencies), self.block_size)
 
 
 def cayley(skew: Tensor) -> Tensor:

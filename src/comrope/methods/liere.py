@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import widen
-from comrope.angles import Free, Line, plane_generators
+from comrope._dtypes import to_compute_dtype
+from comrope.angles import CollinearAngles, GeneralAngles, plane_generators
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["LieRE"]
@@ -41,8 +41,8 @@ class LieRE(Method):
         else:
             self.P.copy_(self.rope_generators(self.P)[:, None])
 
-    def angles_of(self, P: Tensor) -> Free | Line:  # type: ignore[override]
-        skew = skew_part(widen(P))
+    def angles_of(self, P: Tensor) -> GeneralAngles | CollinearAngles:  # type: ignore[override]
+        skew = skew_part(to_compute_dtype(P))
         if self.num_axes == 1:
-            return Line(skew[0], skew.new_ones(1, P.shape[1], self.num_blocks))
-        return Free(skew)
+            return CollinearAngles(skew[0], skew.new_ones(1, P.shape[1], self.num_blocks))
+        return GeneralAngles(skew)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from comrope._dtypes import compute_dtype
-from comrope.angles import Torus
+from comrope.angles import CommutingAngles
 from comrope.methods.base import Method
 
 __all__ = ["RoPE"]
@@ -45,9 +45,9 @@ class RoPE(Method):
     def reset_parameters(self) -> None:
         """Nothing to fill."""
 
-    def angles_of(self) -> Torus:  # type: ignore[override]
+    def angles_of(self) -> CommutingAngles:  # type: ignore[override]
         frequencies = self.rope_frequencies(self.anchor).to(compute_dtype(self.anchor))
         if self.init == "zeros":
             frequencies = torch.zeros_like(frequencies)
         frequencies = frequencies[:, None].expand(-1, self.num_heads, -1, -1)
-        return Torus(None, frequencies, self.block_size)
+        return CommutingAngles(None, frequencies, self.block_size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from comrope._dtypes import widen
-from comrope.angles import Torus
+from comrope._dtypes import to_compute_dtype
+from comrope.angles import CommutingAngles
 from comrope.methods.base import Method
 
 __all__ = ["RoPEMixed"]
@@ -38,5 +38,5 @@ class RoPEMixed(Method):
         else:
             self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
 
-    def angles_of(self, frequencies: Tensor) -> Torus:  # type: ignore[override]
-        return Torus(None, widen(frequencies), self.block_size)
+    def angles_of(self, frequencies: Tensor) -> CommutingAngles:  # type: ignore[override]
+        return CommutingAngles(None, to_compute_dtype(frequencies), self.block_size)

@@ -11,7 +11,7 @@ from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
 from comrope import ops
-from comrope.angles import Angles, Torus
+from comrope.angles import Angles, CommutingAngles
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["Attention", "Block"]
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         if angles is None and isinstance(self.rope, RotaryEmbedding) and not _hooked(self.rope):
             angles = self.rope.angles()
             if of_values is not None:  # once, for what is turned and turned back
-                angles = angles.with_spectrum()
+                angles = angles.cache_spectrum()
         enter, leave, angles = self._projections(x, positions, angles)
         qkv = enter(x).unflatten(-1, (3 * self.num_heads, -1))
         if self.rope is None or _hooked(self.rope):
@@ -71,19 +71,21 @@ class Attention(nn.Module):
             if self.rope is not None:  # called, so that its hooks are
                 q, k = self.rope(q, k, positions, angles=angles)
         else:
-            in_place = not self.qkv._forward_hooks  # who looks at the projection may have kept it
-            q, k, v = self.rope.packed(qkv, positions, angles=angles, in_place=in_place)
+            inplace = not self.qkv._forward_hooks  # who looks at the projection may have kept it
+            q, k, v = self.rope.rotate_qkv(qkv, positions, angles=angles, inplace=inplace)
         if of_values is None:
             mixed = attend(q, k, v)
         else:
             mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
             if isinstance(of_values, RotaryEmbedding) and _is_plain(self.proj):
                 own = self.proj.weight
-                mixed, weight = of_values.unrotate_before(mixed, positions, own, angles=angles)
+                mixed, weight = of_values._inverse_with_projection(
+                    mixed, positions, own, angles=angles
+                )
                 if weight is not own:  # it has taken a basis
                     leave = _linear(weight, self.proj.bias)
             else:
-                mixed = of_values.unrotate(mixed, positions, angles=angles)
+                mixed = of_values.rotate(mixed, positions, inverse=True, angles=angles)
         return leave(mixed.transpose(1, 2).flatten(2))
 
     def _projections(
@@ -95,7 +97,7 @@ class Attention(nn.Module):
         """
         rope, tokens = self.rope, x.shape[0] * x.shape[1]
         if (
-            not (isinstance(angles, Torus) and isinstance(rope, RotaryEmbedding))
+            not (isinstance(angles, CommutingAngles) and isinstance(rope, RotaryEmbedding))
             or angles.basis is None
             or tokens < self.qkv.in_features
             or not (_is_plain(self.qkv) and _is_plain(self.proj))
@@ -103,7 +105,7 @@ class Attention(nn.Module):
         ):
             return self.qkv, self.proj, angles
         order, basis = rope.channel_order, angles.basis
-        if ops.choose_backend(angles, rope.backend, x, x, positions, order).backend != "spectral":
+        if ops.select_backend(angles, rope.backend, x, x, positions, order).backend != "spectral":
             return self.qkv, self.proj, angles
         parts = 3 if self.rotate_values else 2
         turned = parts * x.shape[-1]
@@ -115,7 +117,7 @@ class Attention(nn.Module):
         if self.rotate_values:
             after = ops.basis_into_inputs(self.proj.weight, self.num_heads, basis, order)
             leave = _linear(after, self.proj.bias)
-        without = Torus(None, angles.frequencies, angles.block_size)
+        without = CommutingAngles(None, angles.frequencies, angles.block_size)
         return _linear(weight, bias), leave, without
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from comrope import ops
-from comrope.angles import Free, Line, Torus
+from comrope.angles import CollinearAngles, CommutingAngles, GeneralAngles
 from comrope.models.attention import Attention
 from comrope.models.vit import ViT
 from comrope.ops.layout import at_every_token, halves_to_neighbours, to_blocks, unpack
@@ -54,10 +54,10 @@ def _simplify(attention: Attention) -> None:
     rope = attention.rope
     assert rope is not None
     angles = rope.angles()
-    if isinstance(angles, Line):
+    if isinstance(angles, CollinearAngles):
         size = angles.skew.shape[-1]
-        angles = angles.plane() if size == 2 else Torus(*angles.spectrum(), size)
-    basis = angles.basis if isinstance(angles, Torus) else None
+        angles = angles.as_commuting() if size == 2 else CommutingAngles(*angles.spectrum(), size)
+    basis = angles.basis if isinstance(angles, CommutingAngles) else None
     order, heads = rope.channel_order, attention.num_heads
     rotated = 3 if attention.rotate_values else 2  # of q, k and v
     for parameter in attention.qkv.parameters():
@@ -69,8 +69,10 @@ def _simplify(attention: Attention) -> None:
         columns = weight.unflatten(1, (heads, -1)).movedim(0, 1)[None]  # (1, H, C, D)
         weight.copy_(_folded(columns, order, basis)[0].movedim(0, 1).flatten(1))
     prefix = rope.num_prefix_tokens
-    turn = Planes(angles, prefix) if isinstance(angles, Torus) else Exponentials(angles, prefix)
-    attention.add_module("rope", turn)
+    if isinstance(angles, CommutingAngles):
+        attention.add_module("rope", Planes(angles, prefix))
+    else:
+        attention.add_module("rope", Exponentials(angles, prefix))
 
 
 def _folded(channels: Tensor, channel_order: str, basis: Tensor | None) -> Tensor:
@@ -89,24 +91,21 @@ class Planes(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(self, torus: Torus, num_prefix_tokens: int) -> None:
+    def __init__(self, torus: CommutingAngles, num_prefix_tokens: int) -> None:
         super().__init__()
         self.block_size, self.num_prefix_tokens = torus.block_size, num_prefix_tokens
         self.register_buffer("frequencies", torus.frequencies.clone())
 
-    def packed(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """As ``RotaryEmbedding.packed``, whose ``angles`` and ``in_place`` mean nothing here."""
-        return ops.rotate_packed(qkv, positions, **self._options())
+    def rotate_qkv(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``RotaryEmbedding.rotate_qkv``; ``angles`` and ``inplace`` have no effect."""
+        return ops.rotate_qkv(qkv, positions, **self._options())
 
-    def rotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
-        return ops.rotate_one(x, positions, **self._options())
-
-    def unrotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
-        return ops.unrotate(x, positions, **self._options())
+    def rotate(self, x: Tensor, positions: Tensor, *, inverse: bool = False, **_: Any) -> Tensor:
+        return ops.rotate_single(x, positions, inverse=inverse, **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {
-            "angles": Torus(None, self.frequencies, self.block_size),
+            "angles": CommutingAngles(None, self.frequencies, self.block_size),
             "key_heads": self.frequencies.shape[1],
             "backend": "spectral",
             "num_prefix_tokens": self.num_prefix_tokens,
@@ -121,23 +120,21 @@ class Exponentials(nn.Module):
 
     skew: Tensor
 
-    def __init__(self, free: Free, num_prefix_tokens: int) -> None:
+    def __init__(self, free: GeneralAngles, num_prefix_tokens: int) -> None:
         super().__init__()
         self.num_prefix_tokens = num_prefix_tokens
         self.register_buffer("skew", free.skew.clone())
         largest = float(torch.linalg.matrix_norm(free.skew, ord=2).sum(0).max())
         self.squarings = math.ceil(math.log2(max(largest, 1.0)))
 
-    def packed(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate_qkv(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = unpack(qkv, self.skew.shape[1])
         rotations = self._rotations(positions, q.shape[2])
         return _turned(q, rotations), _turned(k, rotations), v
 
-    def rotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
-        return _turned(x, self._rotations(positions, x.shape[2]))
-
-    def unrotate(self, x: Tensor, positions: Tensor, **_: Any) -> Tensor:
-        return _turned(x, self._rotations(positions, x.shape[2]).mT)
+    def rotate(self, x: Tensor, positions: Tensor, *, inverse: bool = False, **_: Any) -> Tensor:
+        rotations = self._rotations(positions, x.shape[2])
+        return _turned(x, rotations.mT if inverse else rotations)
 
     def _rotations(self, positions: Tensor, tokens: int) -> Tensor:
         """(T, H, m, b, b)."""

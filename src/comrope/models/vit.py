@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from comrope import _checks
 from comrope import positions as coordinates
-from comrope._dtypes import numbers_like
+from comrope._dtypes import constants_like
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
-from comrope.methods import METHODS, has_vanilla_frequencies, joint_angles
+from comrope.methods import METHODS, batched_angles, has_vanilla_frequencies
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.models.pretrained import Pretrained
@@ -45,7 +45,7 @@ class ViT(Pretrained):
         ape: Absolute positions beside the rotation of a method: what a model that was trained with
             them keeps when it is fine-tuned with rotations.
         rotate_values: Turn values as well as queries and keys, and what attention makes of them
-            back (``RotaryEmbedding.unrotate``): outputs then depend on where values are from.
+            back (``rotate(..., inverse=True)``): outputs then depend on where values are from.
         near: Start with heads that look near: the biases of queries and keys begin as a score that
             is this high at a token's own place and falls with the distance. 0: biases of zero.
         block_size, init: As ``RotaryEmbedding`` takes them.
@@ -197,7 +197,7 @@ class ViT(Pretrained):
         place = coordinates.grid(grid, device=self.patches.proj.weight.device)
         if patch_units:
             sizes = zip(grid, self.train_grid, strict=True)
-            reach = numbers_like([(now / then) ** patch_units for now, then in sizes], place)
+            reach = constants_like([(now / then) ** patch_units for now, then in sizes], place)
             place = 0.5 + reach * (place - 0.5)
         return coordinates.with_class_token(place, count=self.num_prefix_tokens)
 
@@ -221,7 +221,7 @@ class ViT(Pretrained):
         # The residual stream has the precision of the weights: float32 under autocast, as in timm.
         x = self.patches(x).to(self.norm.weight.dtype)
         if self.axis_scale is not None:
-            positions = positions * numbers_like(self.axis_scale, positions)
+            positions = positions * constants_like(self.axis_scale, positions)
         if self.ape is not None:
             x = x + self.ape(positions[..., self.num_prefix_tokens :, :])
         if self.cls_token is not None:
@@ -247,7 +247,7 @@ class ViT(Pretrained):
                 if module._forward_pre_hooks or hasattr(module, "_hf_hook"):
                     return alone
             methods.append(rope.method)
-        return joint_angles(methods) or alone
+        return batched_angles(methods) or alone
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""

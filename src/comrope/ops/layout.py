@@ -1,6 +1,7 @@
-"""How queries, keys, values and positions are laid out, and brought into the layout asked for.
+"""Layouts of queries, keys, values and positions.
 
-Shapes: B batch, H key heads, G queries a key head, T tokens, m blocks a head, b block size, N axes.
+Shapes: B batch, H key heads, G queries per key head, T tokens, m blocks per head, b block size,
+N axes.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ __all__ = [
 
 
 def unpack(qkv: Tensor, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Views (B, heads, T, D) of q, k and v in one tensor (B, T, H (G + 2), D)."""
+    """Return views (B, heads, T, D) of q, k and v in one tensor (B, T, H (G + 2), D)."""
     parts = [qkv.shape[2] - 2 * key_heads, key_heads, key_heads]
     q, k, v = (x.transpose(1, 2) for x in qkv.split(parts, dim=2))
     return q, k, v
 
 
 def at_every_token(positions: Tensor, tokens: int, prefix: int) -> Tensor:
-    """Positions (..., T', N), with rows of prefix tokens or without, with zeros there: R(0) = I."""
+    """Set the positions of ``prefix`` tokens to zero, where R(0) = I; add them if missing.
+
+    Args:
+        positions: (..., T', N), T' all tokens or those after the prefix.
+        tokens: All of them.
+        prefix: Leading tokens that are left unrotated.
+    """
     if not prefix:
         return positions
     own = positions[..., positions.shape[-2] - (tokens - prefix) :, :]
@@ -43,4 +50,5 @@ def halves_to_neighbours(x: Tensor) -> Tensor:
 
 
 def neighbours_to_halves(x: Tensor) -> Tensor:
+    """Channels (2c, 2c + 1) to (c, c + D/2)."""
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -107,7 +107,7 @@ def block_size_of(method: str) -> int:
 def used_backend(rope: RotaryEmbedding, setting: Setting) -> str:
     """Return the backend that ``"auto"`` selects for the measured tensors."""
     x = torch.empty(0, device=setting.device, dtype=setting.dtype)
-    return rope.chosen_backend(x, x, x.float()).backend
+    return rope.select_backend(x, x, x.float()).backend
 
 
 def color_method(rival: str) -> str:

@@ -217,7 +217,7 @@ def _with_precomputed_angles(
 ) -> Benchmark:
     """Return the rotation with precomputed angles; a ViT computes those of all layers at once.
     The check is the one of the whole rotation."""
-    angles = rope.angles().with_spectrum()
+    angles = rope.angles().cache_spectrum()
     leaves: dict[str, Any] = {
         name: value.detach().requires_grad_()
         for name, value in angles._asdict().items()

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from comrope import _checks
 from comrope import positions as coordinates
-from comrope._dtypes import numbers_like
+from comrope._dtypes import constants_like
 from comrope.analysis import rotary_modules
 from comrope.models.detection.pyramid import windowed_attention
 from comrope.models.embeddings import AbsolutePositions
@@ -93,7 +93,7 @@ class PlainBackbone(nn.Module):
                 f"got {positions.shape[-2]}"
             )
         if vit.axis_scale is not None:
-            factors = numbers_like(vit.axis_scale, rotated)
+            factors = constants_like(vit.axis_scale, rotated)
             relative, rotated = relative * factors, rotated * factors
         x = vit.patches(self._padded(x, grid)).to(vit.norm.weight.dtype)
         if vit.ape is not None:

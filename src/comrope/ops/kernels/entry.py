@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from comrope._dtypes import no_autocast
-from comrope.angles import Angles, Free, Line, Torus
+from comrope.angles import Angles, CollinearAngles, CommutingAngles, GeneralAngles
 from comrope.ops.kernels import fused
 from comrope.ops.kernels.free import rotate_free
 from comrope.ops.layout import at_every_token, unpack
@@ -21,7 +21,7 @@ def rotate_on_gpu(
 ) -> tuple[Tensor, Tensor]:
     """As ``comrope.ops.rotate``."""
     with no_autocast(q.device):
-        if isinstance(angles, Free):
+        if isinstance(angles, GeneralAngles):
             return _rotate_free(q, k, positions, angles, prefix)
         prepared = prepare(positions, angles)
         run = fused.rotate if fused.seen(q, k, *prepared) else fused.RotateEagerly.apply
@@ -39,7 +39,7 @@ def rotate_packed_on_gpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``comrope.ops.rotate_packed``."""
     with no_autocast(qkv.device):
-        if isinstance(angles, Free):
+        if isinstance(angles, GeneralAngles):
             q, k, v = unpack(qkv, key_heads)
             return *_rotate_free(q, k, positions, angles, prefix), v
         prepared = prepare(positions, angles)
@@ -66,17 +66,17 @@ def _overlaps(x: Tensor) -> bool:
     return False
 
 
-def prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
+def prepare(positions: Tensor, angles: CommutingAngles | CollinearAngles) -> tuple[Any, ...]:
     """Positions, frequencies, basis, skew, direction, planes and block size, as the operators ask.
 
     Without a basis the blocks are mere groups of planes, and are taken apart where they can be.
     """
     positions = positions.float().contiguous()
-    if isinstance(angles, Line) and angles.skew.shape[-1] == 2:
-        angles = angles.plane()
-    if isinstance(angles, Line):
-        known = angles.with_spectrum().known
-        basis, planes = (part.float().contiguous() for part in known)  # type: ignore[union-attr]
+    if isinstance(angles, CollinearAngles) and angles.skew.shape[-1] == 2:
+        angles = angles.as_commuting()
+    if isinstance(angles, CollinearAngles):
+        cached = angles.cache_spectrum().cached_spectrum
+        basis, planes = (part.float().contiguous() for part in cached)  # type: ignore[union-attr]
         skew, direction = angles.skew.float(), angles.direction.float().contiguous()
         frequencies = direction.detach()[..., None] * planes
         return positions, frequencies, basis, skew, direction, planes, skew.shape[-1]
@@ -88,7 +88,7 @@ def prepare(positions: Tensor, angles: Torus | Line) -> tuple[Any, ...]:
 
 
 def _rotate_free(
-    q: Tensor, k: Tensor, positions: Tensor, angles: Free, prefix: int
+    q: Tensor, k: Tensor, positions: Tensor, angles: GeneralAngles, prefix: int
 ) -> tuple[Tensor, Tensor]:
     positions = at_every_token(positions.float(), q.shape[2], prefix)
     return rotate_free(q, k, positions, angles.skew.float())

@@ -1,0 +1,49 @@
+"""Old names work for one release and name their successor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import make
+
+import comrope
+from comrope import angles
+
+
+def warns(*names: str):
+    return pytest.warns(DeprecationWarning, match=".*".join(names))
+
+
+def test_functions():
+    pixels = torch.tensor([[112.0, 56.0], [0.0, 224.0]])
+    with warns("relative", "normalize"):
+        old = comrope.relative(pixels, (224, 112))
+    torch.testing.assert_close(old, comrope.normalize(pixels, (224, 112)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Torus", "CommutingAngles"), ("Line", "CollinearAngles"), ("Free", "GeneralAngles")],
+)
+def test_forms_of_angles(old, new):
+    with warns(old, new):
+        assert getattr(angles, old) is getattr(angles, new)
+
+
+def test_methods_of_an_embedding():
+    rope = make("comrope-torus", head_dim=16)
+    x, positions = torch.randn(1, 2, 6, 16, dtype=torch.float64), torch.rand(6, 2)
+    with warns("unrotate", r"rotate\(..., inverse=True\)"):
+        old = rope.unrotate(x, positions)
+    torch.testing.assert_close(old, rope.rotate(x, positions, inverse=True))
+    weight = torch.eye(32, dtype=torch.float64)
+    with warns("unrotate_before", "inverse=True"):
+        vector, instead = rope.unrotate_before(x, positions, weight)
+    torch.testing.assert_close(
+        vector.transpose(1, 2).flatten(2) @ instead.mT, old.transpose(1, 2).flatten(2)
+    )
+    with warns("packed", "rotate_qkv"):
+        old = rope.packed(x.transpose(1, 2).repeat(1, 1, 3, 1), positions, in_place=True)
+    torch.testing.assert_close(old[0], rope.rotate(x, positions))
+    with warns("chosen_backend", "select_backend"):
+        assert rope.chosen_backend(x, x, positions).backend == "spectral"
