@@ -80,7 +80,7 @@ def test_in_a_vit_the_frequencies_count_patches():
     for base in ("patch", "relative"):
         torch.manual_seed(0)
         vit = create_model(
-            "vit_tiny_patch16_224", init="turned", rope_units=base, base=100.0, **options
+            "vit_tiny_patch16_224", init="turned", position_units=base, base=100.0, **options
         )
         sizes.append(vit.blocks[0].attn.rope.angle_matrices())
     torch.testing.assert_close(sizes[0], 14 * sizes[1])

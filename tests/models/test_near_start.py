@@ -31,7 +31,7 @@ def scores(layer: Attention, positions: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_score_is_highest_at_ones_own_place(method):
-    model, positions = started(position=method, near=4.0), comrope.grid((5, 6))
+    model, positions = started(position=method, locality_bias=4.0), comrope.grid((5, 6))
     for block in model.blocks:
         found = scores(block.attn, positions)
         own = found.diagonal(dim1=-2, dim2=-1)
@@ -42,7 +42,7 @@ def test_the_score_is_highest_at_ones_own_place(method):
 
 @pytest.mark.parametrize("init", ["rope", "turned", "scattered"])
 def test_it_is_the_mean_of_the_cosines_of_all_planes(init):
-    model = started(position="comrope-torus", init=init, near=4.0).double()
+    model = started(position="comrope-torus", init=init, locality_bias=4.0).double()
     positions = comrope.grid((5, 6)).double()
     layer = model.blocks[1].attn
     _, frequencies = layer.rope.spectrum()  # (N, H, m, b / 2)
@@ -53,7 +53,7 @@ def test_it_is_the_mean_of_the_cosines_of_all_planes(init):
 
 
 def test_nothing_else_starts_otherwise(method):
-    plain, near = started(position=method), started(position=method, near=4.0)
+    plain, near = started(position=method), started(position=method, locality_bias=4.0)
     own, names = near.state_dict(), plain.state_dict().keys()
     changed = {name for name in names if not torch.equal(own[name], plain.state_dict()[name])}
     assert changed == {f"blocks.{layer}.attn.qkv.bias" for layer in range(2)}
@@ -64,7 +64,7 @@ def test_nothing_else_starts_otherwise(method):
 
 
 def test_starting_again_is_starting_near_again():
-    model = started(position="comrope-ld", near=4.0)
+    model = started(position="comrope-ld", locality_bias=4.0)
     before = model.blocks[0].attn.qkv.bias.clone()
     model.reset_parameters()
     assert torch.equal(model.blocks[0].attn.qkv.bias, before)
@@ -72,11 +72,11 @@ def test_starting_again_is_starting_near_again():
 
 
 def test_it_is_kept_with_the_model_and_folds_away(tmp_path):
-    model, x = started(position="comrope-ld", near=4.0), torch.randn(2, 1, 10, 14)
+    model, x = started(position="comrope-ld", locality_bias=4.0), torch.randn(2, 1, 10, 14)
     wanted = model(x)
     model.save_pretrained(tmp_path)
     again = ViT.from_pretrained(tmp_path).eval()
-    assert again.arguments()["near"] == 4.0
+    assert again.arguments()["locality_bias"] == 4.0
     assert torch.equal(again(x), wanted)
     assert relative_error(comrope.fold(model)(x), wanted) < 1e-5
     model.save_pretrained(tmp_path / "folded")
@@ -84,10 +84,10 @@ def test_it_is_kept_with_the_model_and_folds_away(tmp_path):
     assert relative_error(folded(x), wanted) < 1e-5
 
 
-def test_what_has_no_rotation_cannot_look_near():
-    with pytest.raises(ValueError, match=r"near: expected 0, since position 'ape' has no rotation"):
-        started(position="ape", near=4.0)
-    with pytest.raises(ValueError, match=r"near: expected a non-negative finite number, got -1"):
-        started(near=-1.0)
-    with pytest.raises(ValueError, match="look_near: needs a rope"):
-        Attention(16, 2).look_near(4.0)
+def test_what_has_no_rotation_cannot_set_locality_bias():
+    with pytest.raises(ValueError, match="locality_bias: expected 0"):
+        started(position="ape", locality_bias=4.0)
+    with pytest.raises(ValueError, match="locality_bias"):
+        started(locality_bias=-1.0)
+    with pytest.raises(ValueError, match="set_locality_bias: needs a rope"):
+        Attention(16, 2).set_locality_bias(4.0)

@@ -96,7 +96,7 @@ def test_an_unrotated_class_token_breaks_the_invariance():
 
 
 def test_vanilla_rope_counts_patches_of_the_training_grid_unless_told_otherwise():
-    patch, relative = nano("rope"), nano("rope", rope_units="relative")
+    patch, relative = nano("rope"), nano("rope", position_units="relative")
     ratio = (
         rotary_modules(patch)["blocks.0.attn.rope"].spectrum()[1]
         / rotary_modules(relative)["blocks.0.attn.rope"].spectrum()[1]

@@ -1,154 +1,160 @@
-"""A model's arguments as JSON, and what is believed of a file that claims to hold some.
+"""Check the arguments of a saved model against the signature of its constructor.
 
-A file may come from anywhere: every value is looked at before a model is made of it, so that a
-wrong one is an error that names it, and not a machine without memory.
+Types come from the annotations there, and bounds from the small table here, so that a wrong value
+is an error that names it, and not a process without memory.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import reprlib
+import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-__all__ = ["RULES", "checked", "plain"]
+if TYPE_CHECKING:
+    from comrope.models.pretrained import Pretrained
 
+__all__ = ["check_arguments", "renamed_keywords", "to_json"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Smallest and largest value of arguments in a file: far beyond any model that exists, and far below
+# what cannot be built without its weights.
+INTEGERS, NUMBERS = (1, 2**16), (0, 1e30)
+RANGES: dict[str, tuple[float, float]] = {
+    "img_size": (1, 2**24),
+    "patch_size": (1, 2**24),
+    "num_classes": (0, 2**24),
+    "depth": (0, 2**10),
+    "block_size": (2, 2**16),
+    "mlp_ratio": (0, 2**10),
+    "drop_path_rate": (0, 1),
+    "layer_scale": (-1e6, 1e6),
+    "axis_scale": (-1e30, 1e30),
+}
+LENGTHS = {"frequencies": 2**16}  # of lists; of all others, which have one number per axis:
 MOST_AXES = 8
-MOST_PATCHES = 2**31  # of the training grid
-MOST_NUMBERS = 2**31  # of one patch
-
-Rule = Callable[[str, Any], Any]
+MOST_PATCHES = MOST_VALUES = 2**31  # patches of the training grid, values of one patch
 
 
-def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as JSON knows them. Left out: ``device`` and ``dtype``, which the weights have."""
-    return {
-        name: _plain(name, value)
-        for name, value in arguments.items()
-        if name not in ("device", "dtype")
-    }
-
-
-def _plain(label: str, value: Any) -> Any:
+def to_json(label: str, value: Any) -> Any:
+    """Return a value as JSON has it: NumPy's numbers as Python's, tuples as lists."""
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, Integral):  # numpy's among them
+    if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, Sequence):
-        return [_plain(label, item) for item in value]
-    raise TypeError(f"{label}: expected numbers, texts or lists of them, got {value!r}")
+        return [to_json(label, item) for item in value]
+    raise TypeError(f"{label}: expected numbers, strings or lists of them, got {value!r}")
 
 
-def checked(arguments: Any) -> dict[str, Any]:
-    """The arguments of a ViT, each known, of its type and of a size that somebody may mean."""
-    if not isinstance(arguments, dict):
-        raise ValueError(f"arguments: expected names and values, got {reprlib.repr(arguments)}")
-    if unknown := sorted(set(arguments) - set(RULES)):
-        raise ValueError(f"{unknown[0]}: is not an argument of ViT; is comrope too old for it?")
-    good = {name: RULES[name](name, value) for name, value in arguments.items()}
-    _check_products(good)
-    return good
+def check_arguments(model: type[Pretrained], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments from a file as ``model`` takes them: known, of their types and in bounds.
+
+    Args:
+        model: The class that will be called with them, by keyword.
+        arguments: Names and values, as JSON has them. Names of older versions are replaced.
+
+    Which strings are valid is left to the constructor.
+    """
+    arguments = {model.renamed_arguments.get(name, name): v for name, v in arguments.items()}
+    types_of = {**_keyword_types(model), **model.extra_arguments}
+    if unknown := sorted(set(arguments) - set(types_of)):
+        raise ValueError(
+            f"{unknown[0]}: is not an argument of {model.__name__}; was it saved by a newer "
+            "version of comrope?"
+        )
+    checked = {name: _check_value(name, v, types_of[name]) for name, v in arguments.items()}
+    _check_sizes(checked)
+    return checked
 
 
-def _whole(least: int, most: int) -> Rule:
-    def rule(label: str, value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise _wrong(label, f"an integer of {least} to {most}", value)
-        return value
-
-    return rule
+def _keyword_types(model: type) -> dict[str, Any]:
+    hints = get_type_hints(model.__init__)  # type: ignore[misc]
+    parameters = inspect.signature(model).parameters.values()
+    return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def _number(least: float, most: float) -> Rule:
-    def rule(label: str, value: Any) -> float:
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise _wrong(label, f"a number of {least:g} to {most:g}", value)
-        return value
-
-    return rule
-
-
-def _several(one: Rule, most: int) -> Rule:
-    def rule(label: str, value: Any) -> Any:
+def _check_value(label: str, value: Any, hint: Any) -> Any:
+    """Return a value if it is of type ``hint``: bool, str, int or float, or a union of one of these
+    with None or a sequence of it. Lists become tuples."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    sequences = [kind for kind in kinds if get_origin(kind) is Sequence]
+    single = [kind for kind in kinds if kind is not type(None) and kind not in sequences]
+    if sequences and (isinstance(value, list) or not single):
+        most = LENGTHS.get(label, MOST_AXES)
         if not isinstance(value, list) or not 1 <= len(value) <= most:
             raise _wrong(label, f"a list of 1 to {most} numbers", value)
-        return tuple(one(label, item) for item in value)
-
-    return rule
-
-
-def _size(most: int) -> Rule:
-    """One size for all axes, or one per axis."""
-    one = _whole(1, most)
-    several = _several(one, MOST_AXES)
-    return lambda label, value: (several if isinstance(value, list) else one)(label, value)
-
-
-def _or_null(rule: Rule) -> Rule:
-    return lambda label, value: None if value is None else rule(label, value)
-
-
-def _exactly(kind: type, words: str) -> Rule:
-    def rule(label: str, value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise _wrong(label, words, value)
+        return tuple(_check_value(label, item, get_args(sequences[0])[0]) for item in value)
+    if single[0] in (bool, str):
+        if not isinstance(value, single[0]):
+            raise _wrong(label, "a string" if single[0] is str else "true or false", value)
         return value
-
-    return rule
-
-
-def _wrong(label: str, expected: str, value: Any) -> ValueError:
-    return ValueError(f"{label}: expected {expected}, got {reprlib.repr(value)}")
+    return _check_number(label, value, single[0])
 
 
-def _check_products(arguments: dict[str, Any]) -> None:
-    """What is sane for each axis may not be so for all of them."""
+def _check_number(label: str, value: Any, kind: type) -> Any:
+    whole = kind is int
+    least, most = RANGES.get(label, INTEGERS if whole else NUMBERS)
+    if type(value) not in (int, kind) or not least <= value <= most:
+        bounds = f"{least} to {most}" if whole else f"{least:g} to {most:g}"
+        raise _wrong(label, f"{'an integer' if whole else 'a number'} of {bounds}", value)
+    return value
+
+
+def _check_sizes(arguments: Mapping[str, Any]) -> None:
+    """Check products: sizes that are possible on each axis may not be on all axes together."""
     img, patch = arguments.get("img_size", 224), arguments.get("patch_size", 16)
     axes = len(img) if isinstance(img, tuple) else len(patch) if isinstance(patch, tuple) else 2
     canvas, sizes = ((v,) * axes if isinstance(v, int) else v for v in (img, patch))
     patches = math.prod(canvas) // math.prod(sizes)
     if patches > MOST_PATCHES:
         raise _wrong("img_size", f"at most {MOST_PATCHES} patches, that is {patches}", img)
-    numbers = math.prod(sizes) * arguments.get("in_chans", 3)
-    if numbers > MOST_NUMBERS:
-        raise _wrong("patch_size", f"at most {MOST_NUMBERS} numbers, that is {numbers}", patch)
+    values = math.prod(sizes) * arguments.get("in_chans", 3)
+    if values > MOST_VALUES:
+        raise _wrong("patch_size", f"at most {MOST_VALUES} values, that is {values}", patch)
 
 
-_TEXT = _exactly(str, "a text")  # which ones are known, the model itself says
-_YES_OR_NO = _exactly(bool, "true or false")
-# Far beyond any model there is, and far below what cannot be built without its weights.
-RULES: dict[str, Rule] = {
-    "img_size": _size(2**24),
-    "patch_size": _size(2**24),
-    "in_chans": _whole(1, 2**16),
-    "num_classes": _whole(0, 2**24),
-    "embed_dim": _whole(1, 2**16),
-    "depth": _whole(0, 2**10),
-    "num_heads": _whole(1, 2**16),
-    "mlp_ratio": _number(0, 2**10),
-    "position": _TEXT,
-    "ape": _YES_OR_NO,
-    "rotate_values": _YES_OR_NO,
-    "near": _number(0, 1e6),
-    "block_size": _whole(2, 2**16),
-    "init": _TEXT,
-    "axis_scale": _or_null(_several(_number(-1e30, 1e30), MOST_AXES)),
-    "rope_units": _TEXT,
-    "base": _or_null(_number(0, 1e30)),
-    "class_token": _YES_OR_NO,
-    "class_position": _TEXT,
-    "global_pool": _TEXT,
-    "drop_path_rate": _number(0, 1),
-    "layer_scale": _or_null(_number(-1e6, 1e6)),
-    "init_std": _number(0, 1e6),
-    # of the rotation
-    "backend": _TEXT,
-    "channel_order": _TEXT,
-    "axis_order": _TEXT,
-    "spread": _number(0, 1e30),
-    "frequencies": _or_null(_several(_number(0, 1e30), 2**16)),
-    "shared_theta": _YES_OR_NO,
-}
+def _wrong(label: str, expected: str, value: Any) -> ValueError:
+    return ValueError(f"{label}: expected {expected}, got {reprlib.repr(value)}")
+
+
+def renamed_keywords(names: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Make a function accept old names of its keywords, with a DeprecationWarning.
+
+    Args:
+        names: The new name for every old one.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            for old in names.keys() & kwargs.keys():
+                new = names[old]
+                if new in kwargs:
+                    raise TypeError(f"{old}: is the old name of {new}; expected one of them")
+                warnings.warn(f"{old}= is now {new}=", DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return cast(Function, accept)
+
+    return decorate

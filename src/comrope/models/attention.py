@@ -121,12 +121,14 @@ class Attention(nn.Module):
         return _linear(weight, bias), leave, without
 
     @torch.no_grad()
-    def look_near(self, strength: float) -> None:
-        """Give queries and keys one bias b: with it alone, the score of a token with itself is
-        ``strength``, b·b / √D, and b·R(x)b / √D of one that is x away falls off from there.
+    def set_locality_bias(self, strength: float) -> None:
+        """Give queries and keys one bias b, so that scores fall with the distance.
+
+        With b alone, the score of a token with itself is ``strength``, b·b / √D, and with a token
+        at distance x it is b·R(x)b / √D, which is smaller.
         """
         if self.rope is None:
-            raise ValueError("look_near: needs a rope, which this attention has not")
+            raise ValueError("set_locality_bias: needs a rope, and this attention has none")
         width = self.qkv.in_features
         self.qkv.bias[: 2 * width] = (strength / (width / self.num_heads) ** 0.5) ** 0.5
 

@@ -1,7 +1,11 @@
-"""Models out and in again: a folder with ``config.json`` and ``model.safetensors``, or the Hub.
+"""Save and load models: a folder with ``config.json`` and ``model.safetensors``, or the Hub.
 
-huggingface_hub's own PyTorchModelHubMixin is not used: it removes the old configuration before the
-new one is written, reads pickles where it finds no safetensors, and leaves out what it cannot read.
+A saved model may come from anywhere, so nothing in it is trusted: pickles are never opened, and
+every argument is checked (``models.arguments``) before a model is built from it.
+
+huggingface_hub's PyTorchModelHubMixin is not used: it removes the old configuration before it
+writes the new one, reads pickles where it finds no safetensors, and drops values that it cannot
+serialize.
 """
 
 from __future__ import annotations
@@ -15,26 +19,25 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from comrope import _checks
 from comrope._files import write_files
-from comrope.models.arguments import checked, plain
+from comrope.models.arguments import check_arguments, to_json
 
-__all__ = ["Pretrained"]
+__all__ = ["Pretrained", "misfits", "shapes_of"]
 
 LIBRARY, FORMAT = "comrope", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+LARGEST_CONFIG = 2**20  # bytes
+FLOATING = ("BF16", "F16", "F32", "F64")  # the names that safetensors has for them
 PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-
-LARGEST_CONFIG = 2**20  # bytes
-FLOATING = ("BF16", "F16", "F32", "F64")  # as safetensors calls them
 
 Model = TypeVar("Model", bound="Pretrained")
 Shapes = dict[str, tuple[int, ...]]
@@ -43,20 +46,33 @@ Shapes = dict[str, tuple[int, ...]]
 class Pretrained(nn.Module):
     """A model that can be saved, loaded and shared."""
 
+    extra_arguments: ClassVar[dict[str, Any]] = {}  # types of those that enter by ``**options``
+    renamed_arguments: ClassVar[dict[str, str]] = {}  # old names in files, which stay readable
+
     def arguments(self) -> dict[str, Any]:
-        """Keywords of the constructor that make the same model, all of them."""
+        """Return all keywords of the constructor that make the same model."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``config.json`` and ``model.safetensors``, whole or not at all."""
-        arguments = plain(self.arguments())
+        """Write ``config.json`` and ``model.safetensors`` to a folder, atomically.
+
+        Raises:
+            ValueError: Parts of the model were replaced after it was made, so that its arguments do
+                not describe it.
+            OSError: A file cannot be written; the existing ones are unchanged.
+        """
+        arguments = {
+            name: to_json(name, value)
+            for name, value in self.arguments().items()
+            if name not in ("device", "dtype")  # those of the weights
+        }
         tensors = {
             name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
         }
         with torch.device("meta"):
-            twin = type(self)(**checked(arguments))
-        if wrong := _difference(_shapes(self), _shapes(twin)):
-            raise ValueError(f"the model was changed since it was made: {wrong}")
+            rebuilt = type(self)(**check_arguments(type(self), arguments))
+        if wrong := misfits(shapes_of(rebuilt.state_dict()), shapes_of(tensors)):
+            raise ValueError(f"the model was changed since it was made: {wrong[0]}")
         config = {
             "library": LIBRARY,
             "library_version": sys.modules[LIBRARY].__version__,
@@ -65,12 +81,11 @@ class Pretrained(nn.Module):
             "arguments": arguments,
         }
         text = json.dumps(config, indent=2) + "\n"
-        notes = {"format": "pt", "arguments": _digest(arguments)}
-        place = Path(folder)
+        metadata = {"format": "pt", "arguments": _digest(arguments)}
         write_files(
             {
-                place / WEIGHTS: lambda path: save_file(tensors, path, metadata=notes),
-                place / CONFIG: lambda path: path.write_text(text, encoding="utf-8"),
+                Path(folder) / WEIGHTS: lambda path: save_file(tensors, path, metadata=metadata),
+                Path(folder) / CONFIG: lambda path: path.write_text(text, encoding="utf-8"),
             }
         )
 
@@ -88,17 +103,20 @@ class Pretrained(nn.Module):
         local_files_only: bool = False,
         force_download: bool = False,
     ) -> Model:
-        """What ``save_pretrained`` wrote, as it was, in evaluation mode.
+        """Load what ``save_pretrained`` wrote, bit for bit, in evaluation mode.
 
         Args:
             folder: A folder, or the name of a repository on the Hub, "owner/name".
-            num_classes: For another number than the model has, its head starts anew.
-            backend: Another than the model was saved with, such as "auto".
-            device: Where the weights go; their dtypes are those of the file.
-            revision, cache_dir, token, local_files_only, force_download: Of the Hub.
+            num_classes: If it is not the number that the model has, the head is initialized anew.
+            backend: Replaces the backend that the model was saved with, for example by "auto".
+            device: Device of the weights. Their dtypes are those of the file.
+            revision, cache_dir, token, local_files_only, force_download: Options of the Hub.
 
-        Nothing that could run code is ever read, and nothing large is allocated before the
-        configuration, and the shapes of the weights after it, were found to be right.
+        Raises:
+            FileNotFoundError: There is no such folder or repository, or a file is missing in it.
+            ValueError: The files are not those of such a model, or do not belong together.
+
+        The configuration and the shapes of the weights are checked before memory is allocated.
         """
         if num_classes is not None:
             _checks.integer("num_classes", num_classes, 0)
@@ -113,13 +131,13 @@ class Pretrained(nn.Module):
         config = find(CONFIG)
         try:
             written = _read_config(config, cls.__name__)
-            arguments = checked(written)
-        except (ValueError, RecursionError) as error:  # no JSON is either
+            arguments = check_arguments(cls, written)
+        except (ValueError, RecursionError) as error:  # broken JSON raises either
             raise ValueError(f"{config}: {error}") from None
         if backend is not None:
             arguments["backend"] = backend
         weights = find(WEIGHTS)
-        model = _built_for(cls, arguments, config, weights, _digest(written))
+        model = _build(cls, arguments, config, weights, _digest(written))
         _fill(model, weights, device)
         if num_classes is not None and num_classes != arguments.get("num_classes"):
             model.reset_classifier(num_classes)  # type: ignore[operator]
@@ -135,22 +153,21 @@ class Pretrained(nn.Module):
         branch: str | None = None,
         create_pr: bool = False,
     ) -> str:
-        """Save to a repository on the Hub, made if it is not there; the address of the commit."""
+        """Save to a repository on the Hub, created if needed; return the address of the commit."""
         from huggingface_hub import HfApi, ModelCard, ModelCardData
 
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        with tempfile.TemporaryDirectory() as place:
-            self.save_pretrained(place)
-            # A card of somebody's own stays.
-            if not api.file_exists(repo_id, "README.md", revision=branch):
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            if not api.file_exists(repo_id, "README.md", revision=branch):  # keep an existing card
                 card = ModelCardData(library_name=LIBRARY, tags=["comrope", "rotary-embedding"])
                 usage = f"`comrope.models.{type(self).__name__}.from_pretrained({repo_id!r})`"
-                ModelCard(f"---\n{card}\n---\n\n{usage}\n").save(Path(place) / "README.md")
+                ModelCard(f"---\n{card}\n---\n\n{usage}\n").save(Path(folder) / "README.md")
             return str(
                 api.upload_folder(
                     repo_id=repo_id,
-                    folder_path=place,
+                    folder_path=folder,
                     commit_message=commit_message,
                     revision=branch,
                     create_pr=create_pr,
@@ -158,13 +175,36 @@ class Pretrained(nn.Module):
             )
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """Return the shape of every tensor, by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def misfits(expected: Shapes, found: Shapes) -> list[str]:
+    """List what is missing in ``found``, has another shape than expected, or is unexpected.
+
+    The one check that weights fit a model; an empty list means that they do.
+    """
+    wrong = []
+    for name, shape in expected.items():
+        if name not in found:
+            wrong.append(f"{name} is missing")
+        elif found[name] != shape:
+            wrong.append(f"{name} has shape {found[name]}, expected {shape}")
+    return wrong + [f"{name} is unexpected" for name in sorted(set(found) - set(expected))]
+
+
+# Configuration and weights.
+
+
 def _digest(arguments: Mapping[str, Any]) -> str:
-    """Kept with the weights: they say whether a configuration is the one they were saved with."""
+    """Hash arguments. It is stored with the weights: a file of weights and a configuration that
+    were not saved together are found out by it."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
 
 
 def _read_config(path: Path, architecture: str) -> dict[str, Any]:
-    """The arguments that a file holds, as they are written there."""
+    """Return the arguments in a file, unchecked."""
     if (size := path.stat().st_size) > LARGEST_CONFIG:
         raise ValueError(f"expected at most {LARGEST_CONFIG} bytes, got {size}")
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -176,16 +216,16 @@ def _read_config(path: Path, architecture: str) -> dict[str, Any]:
             got = reprlib.repr(config[key]) if key in config else "nothing"
             raise ValueError(f"{key}: expected {expected!r}, got {got}")
     if unknown := sorted(set(config) - {*known, "library_version", "arguments"}):
-        raise ValueError(f"{unknown[0]}: is not known here")
+        raise ValueError(f"{unknown[0]}: unknown entry")
     if not isinstance(config.get("arguments"), dict):
         raise ValueError(f"arguments: expected some, got {reprlib.repr(config.get('arguments'))}")
     return dict(config["arguments"])
 
 
-def _built_for(
+def _build(
     cls: type[Model], arguments: dict[str, Any], config: Path, weights: Path, digest: str
 ) -> Model:
-    """The model on the meta device, if the file of weights has just what it needs."""
+    """Build the model on the meta device, after a check that the file has just its weights."""
     try:
         with safe_open(str(weights), framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -193,18 +233,18 @@ def _built_for(
             dtypes = {name: part.get_dtype() for name, part in slices.items()}
             saved_with = (file.metadata() or {}).get("arguments", digest)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{weights}: is truncated or no safetensors file ({error})") from None
+        raise ValueError(f"{weights}: is truncated or not a safetensors file ({error})") from None
     blocks = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
     depth = arguments.get("depth", blocks)
-    if depth != blocks:  # before as many are built
+    if depth != blocks:  # checked before as many are built
         raise ValueError(f"{config}: depth: expected the {blocks} blocks of {weights}, got {depth}")
     try:
         with torch.device("meta"):
             model = cls(**arguments)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{config}: {error}") from None
-    if wrong := _difference(shapes, _shapes(model)):
-        raise ValueError(f"{weights}: does not fit {config.name}: {wrong}")
+    if wrong := misfits(shapes_of(model.state_dict()), shapes):
+        raise ValueError(f"{weights}: does not fit {config.name}: {wrong[0]}")
     for name, dtype in dtypes.items():
         if dtype not in FLOATING:
             raise ValueError(f"{weights}: {name}: expected a dtype of {FLOATING}, got {dtype}")
@@ -213,43 +253,33 @@ def _built_for(
     return model
 
 
-def _shapes(model: nn.Module) -> Shapes:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def _difference(found: Shapes, expected: Shapes) -> str:
-    """The first thing that is not as expected, in words, or nothing."""
-    for name, shape in expected.items():
-        if name not in found:
-            return f"{name} is missing"
-        if found[name] != shape:
-            return f"{name} has shape {found[name]}, expected {shape}"
-    unexpected = sorted(set(found) - set(expected))
-    return f"{unexpected[0]} is unexpected" if unexpected else ""
-
-
 def _fill(model: nn.Module, weights: Path, device: torch.device | str) -> None:
     tensors = load_file(weights, device=str(device))
-    if torch.device(device).type == "cpu":  # mapped from the file: they would change with it
+    if torch.device(device).type == "cpu":  # memory-mapped: they would change with the file
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     model.load_state_dict(tensors, assign=True)
     dtype = next(model.parameters()).dtype
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:  # empty, and so in no file: it only remembers where the module lives
+            if buffer.is_meta:  # an empty one in no file, which only holds the module's device
                 setattr(module, name, torch.empty(0, device=device, dtype=dtype))
 
 
+# Where files are.
+
+
 def _finder(folder: str | os.PathLike[str], **hub: Any) -> Callable[[str], Path]:
-    """A function from the name of a file to where it is, fetched from the Hub if need be."""
-    place = Path(folder)
-    if place.is_dir():
-        return lambda name: _in_folder(place, name)
-    if place.is_file():
-        _refuse_pickles([place])
-        raise ValueError(f"{place}: expected a folder with {CONFIG} and {WEIGHTS}, got a file")
+    """Return a function from the name of a file to its path, downloaded from the Hub if needed."""
+    path = Path(folder)
+    if path.is_dir():
+        return lambda name: _in_folder(path, name)
+    if path.is_file():
+        _refuse_pickles([path])
+        raise ValueError(f"{path}: expected a folder with {CONFIG} and {WEIGHTS}, got a file")
     if not isinstance(folder, str) or not REPOSITORY.fullmatch(folder):
-        raise FileNotFoundError(f"{folder}: no such folder, and no repository's name, owner/name")
+        raise FileNotFoundError(
+            f"{folder}: no such folder; expected one, or a repository of the Hub, owner/name"
+        )
     return lambda name: _on_hub(str(folder), name, **hub)
 
 
@@ -266,8 +296,8 @@ def _on_hub(repo_id: str, name: str, **options: Any) -> Path:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo_id, name, library_name="comrope", **options))
-    except LocalEntryNotFoundError:  # no answer from the Hub, which says nothing of the file
+        return Path(hf_hub_download(repo_id, name, library_name=LIBRARY, **options))
+    except LocalEntryNotFoundError:  # the Hub cannot be reached: the file may well exist
         raise
     except EntryNotFoundError:
         raise FileNotFoundError(

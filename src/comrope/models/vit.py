@@ -19,6 +19,7 @@ from comrope._dtypes import constants_like
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
 from comrope.methods import METHODS, batched_angles, has_vanilla_frequencies
+from comrope.models.arguments import renamed_keywords
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.models.pretrained import Pretrained
@@ -29,8 +30,19 @@ __all__ = ["POSITIONS", "ViT"]
 POSITIONS = (*METHODS, "ape", "none")
 POOLS = ("token", "avg")
 CLASS_POSITIONS = ("center", "unrotated")
-ROPE_UNITS = ("patch", "relative")
-HIDDEN = ("self", "__class__", "rotary_options")  # of what the constructor sees, no arguments
+POSITION_UNITS = ("patch", "relative")
+# Names of older versions: accepted as keywords with a warning, in saved files without one.
+RENAMED = {"near": "locality_bias", "rope_units": "position_units"}
+NOT_ARGUMENTS = ("self", "__class__", "rotary_options")  # among the locals of the constructor
+# What rotary_options may hold, with types: other keywords of RotaryEmbedding and of its methods.
+ROTARY_OPTIONS = {
+    "backend": str,
+    "channel_order": str,
+    "axis_order": str,
+    "spread": float,
+    "frequencies": Sequence[float] | None,
+    "shared_theta": bool,
+}
 
 
 class ViT(Pretrained):
@@ -46,12 +58,13 @@ class ViT(Pretrained):
             them keeps when it is fine-tuned with rotations.
         rotate_values: Turn values as well as queries and keys, and what attention makes of them
             back (``rotate(..., inverse=True)``): outputs then depend on where values are from.
-        near: Start with heads that look near: the biases of queries and keys begin as a score that
-            is this high at a token's own place and falls with the distance. 0: biases of zero.
+        locality_bias: Start with heads that prefer near tokens: the biases of queries and keys
+            start as a score that is this high at zero distance and falls with the distance. 0:
+            biases of zero.
         block_size, init: As ``RotaryEmbedding`` takes them.
-        rope_units: What vanilla RoPE's frequencies count, in method ``"rope"`` and the inits that
-            have them: ``"patch"``, patches of the training grid, the way RoPE is used;
-            ``"relative"``, the paper read literally, the whole image being less than one radian.
+        position_units: Unit of the coordinates that vanilla RoPE's frequencies multiply, in method
+            ``"rope"`` and the inits that use them: ``"patch"``, patches of the training grid, the
+            usual RoPE; ``"relative"``, the whole image is 1, the paper read literally.
         base: Vanilla RoPE's base, 10000 by default.
         axis_scale: What the coordinates of each axis are multiplied with, before anything sees
             them, noise included; by default one. Zero leaves an axis out: (0, 1, 1) is a clip whose
@@ -65,6 +78,10 @@ class ViT(Pretrained):
         rotary_options: What the method alone takes, and ``backend``.
     """
 
+    extra_arguments = ROTARY_OPTIONS
+    renamed_arguments = RENAMED
+
+    @renamed_keywords(RENAMED)
     def __init__(
         self,
         *,
@@ -79,10 +96,10 @@ class ViT(Pretrained):
         position: str = "comrope-ld",
         ape: bool = False,
         rotate_values: bool = False,
-        near: float = 0.0,
+        locality_bias: float = 0.0,
         block_size: int = 8,
         init: str = "normal",
-        rope_units: str = "patch",
+        position_units: str = "patch",
         base: float | None = None,
         axis_scale: float | Sequence[float] | None = None,
         class_token: bool = True,
@@ -95,7 +112,7 @@ class ViT(Pretrained):
     ) -> None:
         given = {**locals(), **rotary_options}
         super().__init__()
-        self._given = {k: given[k] for k in given if k not in HIDDEN}
+        self._given = {k: given[k] for k in given if k not in NOT_ARGUMENTS}
         canvas = _sizes("img_size", img_size, 2 if isinstance(patch_size, int) else len(patch_size))
         patch = _sizes("patch_size", patch_size, len(canvas))
         _checks.one_of("position", position, POSITIONS)
@@ -103,12 +120,15 @@ class ViT(Pretrained):
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
             )
-        for name, wanted, off in (("rotate_values", rotate_values, False), ("near", near, 0)):
+        for name, wanted, off in (
+            ("rotate_values", rotate_values, False),
+            ("locality_bias", locality_bias, 0),
+        ):
             if wanted and position not in METHODS:
                 raise ValueError(
                     f"{name}: expected {off}, since position {position!r} has no rotation"
                 )
-        _checks.one_of("rope_units", rope_units, ROPE_UNITS)
+        _checks.one_of("position_units", position_units, POSITION_UNITS)
         _checks.one_of("class_position", class_position, CLASS_POSITIONS)
         _check_pool(global_pool, class_token)
         _checks.integer("num_heads", num_heads, 1)
@@ -119,7 +139,7 @@ class ViT(Pretrained):
         if "num_axes" in rotary_options:
             raise TypeError("num_axes: is the length of img_size, such as (1024,) or (8, 224, 224)")
         self.num_axes, self.init_std = len(canvas), _checks.real("init_std", init_std)
-        self.near = _checks.real("near", near)
+        self.locality_bias = _checks.real("locality_bias", locality_bias)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
         self.num_classes, self.num_features = num_classes, embed_dim
         self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
@@ -141,7 +161,7 @@ class ViT(Pretrained):
                         f"options; got init={init!r}, base={base!r}, {rotary_options}"
                     )
                 return None
-            in_patches = has_vanilla_frequencies(position, init) and rope_units == "patch"
+            in_patches = has_vanilla_frequencies(position, init) and position_units == "patch"
             return RotaryEmbedding(
                 position,
                 num_heads=num_heads,
@@ -173,13 +193,13 @@ class ViT(Pretrained):
         self.reset_parameters()
 
     def arguments(self) -> dict[str, Any]:
-        """Keywords that make the same model; its classifier may have been changed since."""
+        """Return the keywords that make the same model, classifier changes included."""
         return {**self._given, "num_classes": self.num_classes, "global_pool": self.global_pool}
 
     def note_folded(self) -> None:
         """``comrope.fold`` has made every rotation a plain one: this is what makes such a model."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
-        of_its_start = ("shared_theta", "frequencies", "spread", "near")
+        of_its_start = ("shared_theta", "frequencies", "spread", "locality_bias")
         kept = {k: v for k, v in self._given.items() if k not in of_its_start}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
@@ -277,9 +297,9 @@ class ViT(Pretrained):
                 reset()
         for module in (*self.blocks.modules(), self.head):
             self._reset_linear(module)
-        if self.near:
+        if self.locality_bias:
             for block in cast(Iterable[Block], self.blocks):
-                block.attn.look_near(self.near)
+                block.attn.set_locality_bias(self.locality_bias)
         if self.ape is not None:
             trunc_normal_(self.ape.codebook, std=self.init_std)
         if self.cls_token is not None:
