@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from comrope.experiments.config.build import option_fields, to_dict
-from comrope.experiments.config.identity import RUNTIME, decisive, differences, runtime
+from comrope.experiments.config.identity import (
+    CONFIG,
+    RUNTIME,
+    decisive,
+    differences,
+    non_default,
+    read_config,
+    run_id,
+    runtime,
+    start_id,
+)
 from comrope.experiments.config.methods import method_fields, method_names
 from comrope.experiments.config.recipes import describe_fields, load_recipe, recipe_names, to_yaml
 from comrope.experiments.config.sanity import TIMM
@@ -19,6 +29,7 @@ from comrope.experiments.config.schema import (
 )
 
 __all__ = [
+    "CONFIG",
     "RUNTIME",
     "TIMM",
     "Augment",
@@ -35,9 +46,13 @@ __all__ = [
     "load_recipe",
     "method_fields",
     "method_names",
+    "non_default",
     "option_fields",
+    "read_config",
     "recipe_names",
+    "run_id",
     "runtime",
+    "start_id",
     "to_dict",
     "to_yaml",
 ]

@@ -1,28 +1,136 @@
-"""Which fields decide what is learned, and where two configurations differ in them."""
+"""The identity of a run: a hash of the fields that decide what is learned."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from comrope._files import sha256_of
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.config.build import flat, option_fields
+from comrope.experiments.config.recipes import LOADER, load_recipe
+from comrope.experiments.config.sanity import TIMM
 from comrope.experiments.config.schema import Config
 
-__all__ = ["RUNTIME", "decisive", "differences", "runtime"]
+__all__ = [
+    "CONFIG",
+    "RUNTIME",
+    "decisive",
+    "differences",
+    "hash_fields",
+    "non_default",
+    "read_config",
+    "run_id",
+    "run_name",
+    "runtime",
+    "start_id",
+]
 
+CONFIG = "config.yaml"  # in the folder of a run
+IDENTITY = 2  # of what is hashed, and how; identity-2.json holds the defaults
+STORED = "@"  # in front of the identity of a run that is not a folder here
+NAMED = re.compile(r".+-b\d+-p[\d.e+-]+-s\d+-(?P<id>[0-9a-f]{12})")  # as run_name does
 # Fields that do not decide what is learned: a run may be resumed with others.
 RUNTIME = frozenset(
     name for name, field in option_fields(Config).items() if field.metadata["runtime"]
 )
 
 
-def decisive(config: Config) -> dict[str, Any]:
+def run_id(config: Config, parent: str | None = None) -> str:
+    """Return the identity of a run: 12 hexadecimal digits.
+
+    It is a hash of all fields that decide what is learned and are not at their default, so that a
+    field that is added later does not change it. ``train.start_from`` counts as what it stands for;
+    see ``start_id``.
+
+    Args:
+        config: The configuration of the run.
+        parent: The identity of what it starts from, if it is known; by default ``start_id`` finds
+            it.
+    """
+    return hash_fields(non_default(config, parent))
+
+
+def run_name(config: Config) -> str:
+    """Return the name of a run's folder: readable, and with the run's identity at the end."""
+    model, train = config.model, config.train
+    return (
+        f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}"
+        f"-{run_id(config)}"
+    )
+
+
+def hash_fields(fields: dict[str, Any]) -> str:
+    """Return the identity that belongs to ``non_default`` fields."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(f"comrope-run/{IDENTITY}\n{text}".encode()).hexdigest()[:12]
+
+
+def start_id(start: str | None, known: str | None = None) -> str | None:
+    """Return what ``train.start_from`` stands for, wherever it lies.
+
+    Args:
+        start: The value of ``train.start_from``.
+        known: What it stood for when it was there, if that was stored.
+
+    Returns:
+        None for random weights; ``timm:NAME`` for weights of timm; ``file:`` and the SHA-256 of a
+        file; the identity of a run, from the name of its folder or from its configuration. If
+        nothing is there and the name has no identity, ``known`` or else the name.
+    """
+    if not start or start.startswith(TIMM):
+        return start or None
+    if start.startswith(STORED):
+        return start.removeprefix(STORED)
+    path = Path(os.path.abspath(start))
+    if named := NAMED.fullmatch(path.name):
+        return named["id"]
+    if (path / CONFIG).is_file():
+        return run_id(*read_config(path))
+    if path.is_file():
+        about = path.stat()
+        return _file_id(path, about.st_size, about.st_mtime_ns)
+    return known or path.name
+
+
+def read_config(folder: Path) -> tuple[Config, str | None]:
+    """Return the configuration of a run, and the identity of what it starts from, if it is stored.
+
+    A run stores it when it begins, so that it can be resumed when its parent is gone.
+
+    Raises:
+        UserError: The folder has no configuration, or one that is not accepted.
+    """
+    path = folder / CONFIG
+    config = load_recipe(path)
+    try:
+        return config, yaml.load(path.read_text(), LOADER).get("parent")
+    except (OSError, yaml.YAMLError, AttributeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def decisive(config: Config, parent: str | None = None) -> dict[str, Any]:
     """Return the fields that decide what is learned, by dotted name."""
     found = {name: value for name, value in flat(config).items() if name not in RUNTIME}
-    if config.train.start_from:  # a run is known by its name: folders are moved
-        found["train.start_from"] = Path(os.path.abspath(config.train.start_from)).name
+    found["train.start_from"] = parent or start_id(config.train.start_from)
     return found
+
+
+def non_default(config: Config, parent: str | None = None) -> dict[str, Any]:
+    """Return the fields that decide what is learned and are not at their default."""
+    usual = _defaults()
+    return {
+        name: value
+        for name, value in decisive(config, parent).items()
+        if (None if value == "" else value) != usual.get(name)
+    }
 
 
 def runtime(config: Config) -> dict[str, Any]:
@@ -30,11 +138,34 @@ def runtime(config: Config) -> dict[str, Any]:
     return {name: value for name, value in sorted(flat(config).items()) if name in RUNTIME}
 
 
-def differences(mine: Config, theirs: Config) -> list[str]:
-    """Return the fields that decide what is learned and differ, as "name: mine, there theirs"."""
-    a, b = decisive(mine), decisive(theirs)
+def differences(mine: Config, theirs: Config, parent: str | None = None) -> list[str]:
+    """Return the fields that decide what is learned and differ, as "name: mine, there theirs".
+
+    Args:
+        mine: A configuration.
+        theirs: Another one.
+        parent: The identity of what ``theirs`` starts from, if it is known.
+    """
+    same = _last_part(mine.train.start_from) == _last_part(theirs.train.start_from)
+    own = start_id(mine.train.start_from, parent if same else None)
+    a, b = decisive(mine, own), decisive(theirs, parent)
     return [
         f"{name}: {a.get(name)!r}, there {b.get(name)!r}"
         for name in a | b
         if a.get(name) != b.get(name)
     ]
+
+
+def _last_part(start: str | None) -> str:
+    return Path(os.path.abspath(start)).name if start else ""
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return {name: None if value == "" else value for name, value in decisive(Config()).items()}
+
+
+@functools.lru_cache
+def _file_id(path: Path, size: int, time: int) -> str:
+    """A hash that is computed again when the file has another size or time."""
+    return f"file:{sha256_of(path)}"

@@ -53,9 +53,15 @@ def load_recipe(
     return _compose(config, method, perturbation)
 
 
-def to_yaml(config: Config) -> str:
-    """Return the text of a configuration's file, with every field."""
-    return yaml.safe_dump({"schema": SCHEMA, **to_dict(config)}, sort_keys=False)
+def to_yaml(config: Config, parent: str | None = None) -> str:
+    """Return the text of a configuration's file, with every field.
+
+    Args:
+        config: The configuration.
+        parent: The identity of what it starts from, to be stored with it.
+    """
+    about = {"schema": SCHEMA} if parent is None else {"schema": SCHEMA, "parent": parent}
+    return yaml.safe_dump({**about, **to_dict(config)}, sort_keys=False)
 
 
 def describe_fields() -> str:
@@ -101,6 +107,7 @@ def _tree(name: str, depth: int = 0) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"recipe {name}: expected sections with fields, got {tree!r}")
     tree = upgrade_tree(tree, f"recipe {name}: ")
+    tree.pop("parent", None)  # of a run; see identity.read_config
     base = tree.pop("base", None)
     if base is None:
         return tree

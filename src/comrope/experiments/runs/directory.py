@@ -12,7 +12,15 @@ from torch import Tensor
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
-from comrope.experiments.config import Config, differences, load_recipe
+from comrope.experiments.config import (
+    CONFIG,
+    Config,
+    differences,
+    load_recipe,
+    read_config,
+    start_id,
+    to_yaml,
+)
 
 __all__ = [
     "CONFIG",
@@ -23,10 +31,11 @@ __all__ = [
     "claim",
     "read_result",
     "read_weights",
+    "write_config",
     "write_result",
 ]
 
-CONFIG, LOG, RESULT, WEIGHTS = "config.yaml", "log.jsonl", "result.json", "model.safetensors"
+LOG, RESULT, WEIGHTS = "log.jsonl", "result.json", "model.safetensors"
 LOCK = ".lock"
 
 
@@ -40,11 +49,23 @@ def claim(config: Config, out: Path) -> None:
         raise UserError(f"out: {out} holds something else than a run; nothing was changed")
     if not (out / RESULT).exists() and not any((out / "checkpoints").glob("step-*")):
         return  # it stopped before there was anything to lose
-    if different := differences(config, load_recipe(str(out / CONFIG))):
+    if different := differences(config, *read_config(out)):
         raise UserError(
             f"out: {out} holds another run ({'; '.join(different[:5])}); nothing was changed. "
             "Choose another folder"
         )
+
+
+def write_config(out: Path, config: Config) -> None:
+    """Write the configuration of a run, with the identity of what it starts from.
+
+    What it starts from may be gone when the run is resumed; then the stored identity stays.
+    """
+    start, known = config.train.start_from, None
+    if (out / CONFIG).is_file():
+        stored, parent = read_config(out)
+        known = parent if stored.train.start_from == start else None
+    write_text(out / CONFIG, to_yaml(config, start_id(start, known)))
 
 
 def read_result(out: Path) -> dict[str, Any] | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -158,10 +160,12 @@ def packaged(name: str) -> Any:
 
 def run_name(config: Config) -> str:
     """A folder for a configuration: readable, and the same for the same configuration only."""
-    usual = decisive(Config())
+    usual, found = decisive(Config()), decisive(config)
+    if config.train.start_from:
+        found["train.start_from"] = Path(os.path.abspath(config.train.start_from)).name
     fields = [
         (name, value)
-        for name, value in decisive(config).items()
+        for name, value in found.items()
         if not name.startswith(LATER) or (value or None) != (usual.get(name) or None)
     ]
     fields = [

@@ -24,13 +24,13 @@ from comrope.experiments.common.distributed import (
     unwrap,
 )
 from comrope.experiments.common.errors import Interrupted, UserError
-from comrope.experiments.common.files import write_tensors, write_text
+from comrope.experiments.common.files import write_tensors
 from comrope.experiments.common.randomness import seed_everything
-from comrope.experiments.config import Config, to_yaml
+from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Batch, TrainBatches, Validation, train_loader
 from comrope.experiments.data.images import open_sources
 from comrope.experiments.data.workers import end, start
-from comrope.experiments.runs.directory import CONFIG, WEIGHTS, write_result
+from comrope.experiments.runs.directory import WEIGHTS, write_config, write_result
 from comrope.experiments.runs.log import Log
 from comrope.experiments.tasks.base import objective_of
 from comrope.experiments.tasks.init_from import APE
@@ -128,7 +128,7 @@ class Run:
                 say(f"{left_out} boxes are left out: crowds, or outside of their images")
         if self.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_text(self.out / CONFIG, to_yaml(self.config))
+            write_config(self.out, self.config)
             self.log = Log(self.out, resume_from=self.step)
             if started:
                 self.log.write("started", step=0, **started)
