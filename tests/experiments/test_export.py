@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from comrope import METHODS
 from comrope.experiments import export as exporting
 from comrope.experiments.cli import main
 from comrope.experiments.common.errors import UserError
@@ -20,8 +19,8 @@ from comrope.experiments.config import to_yaml
 from comrope.experiments.export import export
 from comrope.experiments.runs.directory import CONFIG, WEIGHTS
 from comrope.experiments.training.evaluate import build_model, load_run
-from comrope.models import POSITIONS, ViT, create_model
-from comrope.models.export import Exportable, exponential
+from comrope.models import ViT, create_model
+from comrope.models.export import Exportable
 from experiments.runs import tiny
 
 
@@ -124,36 +123,6 @@ def test_torch_export_computes_what_the_model_computes(options, grids, tmp_path,
     content = out.read_bytes()
     assert b"site-packages" not in content
     assert b"stack_trace" not in content
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"position": position} for position in POSITIONS),
-        *({"position": method, "channel_order": "half"} for method in METHODS),
-        {"position": "comrope-ld", "class_position": "unrotated", "block_size": 2},
-        {"position": "liere", "class_position": "unrotated", "block_size": 4},
-    ],
-)
-def test_constant_angles_change_nothing(options):
-    model = nano(depth=2, **options)
-    constant = Exportable(model)
-    assert error_of(constant, model, 2, 3, 5) < 1e-5
-    assert not [n for n, _ in constant.named_parameters() if "rope" in n]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    assert error_of(constant, model, 2, 3, 5) > 1e-2  # it is a copy
-
-
-@pytest.mark.parametrize("norm", [0.0, 0.5, 3.0, 60.0])
-def test_an_exponential_of_plain_products(norm):
-    matrices = torch.randn(7, 8, 8, dtype=torch.float64)
-    matrices = matrices - matrices.mT
-    matrices = norm * matrices / torch.linalg.matrix_norm(matrices, ord=2, keepdim=True)
-    for dtype, tolerance in ((torch.float64, 2e-9 * max(norm, 1)), (torch.float32, 3e-5)):
-        got = exponential(matrices.to(dtype), 6).double()
-        torch.testing.assert_close(got, matrices.matrix_exp(), rtol=0, atol=tolerance)
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from comrope.models import attention
 @pytest.fixture
 def taken(monkeypatch):
     """A list that grows with every parameter of queries, keys and values that takes a basis."""
-    calls, ours = [], ops.basis_into_outputs
+    calls, ours = [], ops.fold_into_outputs
 
-    def counted(*args):
+    def counted(*args, **options):
         calls.append(1)
-        return ours(*args)
+        return ours(*args, **options)
 
-    monkeypatch.setattr(attention.ops, "basis_into_outputs", counted)
+    monkeypatch.setattr(attention.ops, "fold_into_outputs", counted)
     return calls
 
 

@@ -22,6 +22,22 @@ class RoPEMixed(Method):
         planes = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
         return {"frequencies": planes}
 
+    @classmethod
+    @torch.no_grad()
+    def like(cls, method: Method, frequencies: Tensor) -> RoPEMixed:
+        """Create one with the sizes of another method and the given frequencies."""
+        created = cls(
+            num_heads=method.num_heads,
+            head_dim=method.head_dim,
+            num_axes=method.num_axes,
+            block_size=method.block_size,
+            init="zeros",
+            device=frequencies.device,
+            dtype=frequencies.dtype,
+        )
+        created.frequencies.copy_(frequencies)
+        return created
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """``normal`` has the spread of P - P^T for P ~ N(0, 1): that of ComRoPE-LD with b = 2."""

@@ -1,4 +1,7 @@
-"""Self-attention that turns its queries and keys, and the transformer block around it."""
+"""Self-attention with rotated queries and keys, and the transformer block around it.
+
+Shapes: B batch, T tokens, C channels, D channels per head, N axes.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,18 @@ Project = Callable[[Tensor], Tensor]
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; ``rope`` None is attention without positions.
+    """Multi-head self-attention, with a rotation of queries and keys.
 
-    With ``rotate_values`` the values are turned as well, and their sums turned back: a query that
-    looks at several places learns from where it has what, and not only how much of it. (Whatever
-    fetches the parameters of ``rope`` for its call alone has to leave them there until then.)
+    Args:
+        dim: C.
+        num_heads: A divisor of C.
+        rope: The rotation; None is attention without positions.
+        rotate_values: Rotate values too, and rotate back what attention makes of them: outputs then
+            depend on where values come from. (Code that fetches the parameters of ``rope`` only
+            while it is called, such as sharding, must keep them until the layer has returned.)
     """
 
-    rotate_values = False  # of layers that were made before there was such a thing
+    rotate_values = False  # for pickles of layers from before this option existed
 
     def __init__(
         self,
@@ -55,45 +62,41 @@ class Attention(nn.Module):
         *,
         attend: Attend = nn.functional.scaled_dot_product_attention,
     ) -> Tensor:
-        """x (B, T, C) at positions (T, N) or (B, T, N); ``angles`` if known, those of ``rope``.
+        """Attend among all tokens.
 
-        ``attend`` is what is done with the rotated q and k, and v, (B, heads, T, D) each.
+        Args:
+            x: (B, T, C).
+            positions: (T, N) or (B, T, N).
+            angles: What ``rope.angles()`` returns, if it is precomputed.
+            attend: Called with the rotated q and k, and v, (B, heads, T, D) each.
         """
-        of_values = self.rope if self.rotate_values else None
         if angles is None and isinstance(self.rope, RotaryEmbedding) and not _hooked(self.rope):
             angles = self.rope.angles()
-            if of_values is not None:  # once, for what is turned and turned back
+            if self.rotate_values:  # needed twice
                 angles = angles.cache_spectrum()
-        enter, leave, angles = self._projections(x, positions, angles)
-        qkv = enter(x).unflatten(-1, (3 * self.num_heads, -1))
+        project_in, project_out, angles = self._projections(x, positions, angles)
+        qkv = project_in(x).unflatten(-1, (3 * self.num_heads, -1))
         if self.rope is None or _hooked(self.rope):
             q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
-            if self.rope is not None:  # called, so that its hooks are
+            if self.rope is not None:  # a call of the module, so that its hooks run
                 q, k = self.rope(q, k, positions, angles=angles)
         else:
-            inplace = not self.qkv._forward_hooks  # who looks at the projection may have kept it
+            inplace = not self.qkv._forward_hooks  # a hook may have kept the output of qkv
             q, k, v = self.rope.rotate_qkv(qkv, positions, angles=angles, inplace=inplace)
-        if of_values is None:
+        if self.rope is None or not self.rotate_values:
             mixed = attend(q, k, v)
         else:
-            mixed = attend(q, k, of_values.rotate(v, positions, angles=angles))
-            if isinstance(of_values, RotaryEmbedding) and _is_plain(self.proj):
-                own = self.proj.weight
-                mixed, weight = of_values._inverse_with_projection(
-                    mixed, positions, own, angles=angles
-                )
-                if weight is not own:  # it has taken a basis
-                    leave = _linear(weight, self.proj.bias)
-            else:
-                mixed = of_values.rotate(mixed, positions, inverse=True, angles=angles)
-        return leave(mixed.transpose(1, 2).flatten(2))
+            mixed = attend(q, k, self.rope.rotate(v, positions, angles=angles))
+            mixed, project_out = self._rotate_back(mixed, positions, angles, project_out)
+        return project_out(mixed.transpose(1, 2).flatten(2))
 
     def _projections(
         self, x: Tensor, positions: Tensor, angles: Angles | None
     ) -> tuple[Project, Project, Angles | None]:
-        """What makes q, k and v of x, what comes after attention, and what angles are left between.
+        """Return the projections before and after attention, and the angles for between them.
 
-        Where no kernel changes the basis on its way, it goes into the weights if that is less work.
+        The basis of the angles is folded into the weights where that costs less than multiplying
+        every token by it, and no kernel does that anyway.
         """
         rope, tokens = self.rope, x.shape[0] * x.shape[1]
         if (
@@ -104,21 +107,50 @@ class Attention(nn.Module):
             or _hooked(rope)
         ):
             return self.qkv, self.proj, angles
-        order, basis = rope.channel_order, angles.basis
+        order = rope.channel_order
         if ops.select_backend(angles, rope.backend, x, x, positions, order).backend != "spectral":
             return self.qkv, self.proj, angles
-        parts = 3 if self.rotate_values else 2
-        turned = parts * x.shape[-1]
-        weight, bias = (
-            torch.cat((ops.basis_into_outputs(p[:turned], parts, basis, order), p[turned:]))
-            for p in (self.qkv.weight, self.qkv.bias)
-        )
-        leave: Project = self.proj
+        folded = self.folded_projections(angles.basis)
+        project_out: Project = self.proj
+        if "proj.weight" in folded:
+            project_out = _linear(folded["proj.weight"], self.proj.bias)
+        remaining = CommutingAngles(None, angles.frequencies, angles.block_size)
+        return _linear(folded["qkv.weight"], folded["qkv.bias"]), project_out, remaining
+
+    def _rotate_back(
+        self, x: Tensor, positions: Tensor, angles: Angles | None, project: Project
+    ) -> tuple[Tensor, Project]:
+        """Undo the rotation of values after attention; return x and the projection that follows."""
+        rope: Any = self.rope
+        if not (isinstance(rope, RotaryEmbedding) and _is_plain(self.proj)):
+            return rope.rotate(x, positions, inverse=True, angles=angles), project
+        own = self.proj.weight
+        x, weight = rope._inverse_with_projection(x, positions, own, angles=angles)
+        return x, project if weight is own else _linear(weight, self.proj.bias)
+
+    def folded_projections(self, basis: Tensor, *, exact: bool = False) -> dict[str, Tensor]:
+        """Return the parameters that change if the rotation's basis is folded into them, by name.
+
+        Args:
+            basis: Q (heads, m, b, b) of the rotation, which is left with frequencies alone.
+            exact: Compute in float64, so that weights are rounded once.
+
+        Differentiable; the layer itself is not changed.
+        """
+        if self.rope is None:
+            raise ValueError("basis: expected a layer with a rope to fold it from")
+        order, dim = self.rope.channel_order, self.qkv.in_features
+        rotated = (3 if self.rotate_values else 2) * dim
+        folded = {}
+        for name, parameter in (("qkv.weight", self.qkv.weight), ("qkv.bias", self.qkv.bias)):
+            if parameter is not None:
+                part = ops.fold_into_outputs(parameter[:rotated], basis, order, exact=exact)
+                folded[name] = torch.cat((part, parameter[rotated:]))
         if self.rotate_values:
-            after = ops.basis_into_inputs(self.proj.weight, self.num_heads, basis, order)
-            leave = _linear(after, self.proj.bias)
-        without = CommutingAngles(None, angles.frequencies, angles.block_size)
-        return _linear(weight, bias), leave, without
+            folded["proj.weight"] = ops.fold_into_inputs(
+                self.proj.weight, basis, order, self.num_heads, exact=exact
+            )
+        return folded
 
     @torch.no_grad()
     def set_locality_bias(self, strength: float) -> None:
@@ -138,8 +170,8 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Project:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether nothing is lost where the weight is used and the module not called: no adapter, no
-    hook, no weight that is more than numbers."""
+    """Whether its weights can be used without calling it: no adapter, no hook, no tensor subclass
+    such as a quantized weight."""
     plain = type(module) is nn.Linear and all(
         type(parameter) is nn.Parameter for parameter in (module.weight, module.bias)
     )
@@ -183,6 +215,6 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, angles: Angles | None = None, **options: Any
     ) -> Tensor:
-        """``options`` are those of its attention."""
+        """Apply the block to x (B, T, C); ``options`` are those of ``Attention.forward``."""
         x = x + self.skip1(self.scale1(self.attn(self.norm1(x), positions, angles, **options)))
         return x + self.skip2(self.scale2(self.mlp(self.norm2(x))))

@@ -21,7 +21,7 @@ from comrope.angles import (
 )
 from comrope.ops.collinear import rotate_collinear
 from comrope.ops.dispatch import BACKENDS, BackendChoice, select_backend
-from comrope.ops.folding import basis_into_inputs, basis_into_outputs, change_channels
+from comrope.ops.folding import change_channels, fold_into_inputs, fold_into_outputs
 from comrope.ops.layout import (
     at_every_token,
     halves_to_neighbours,
@@ -35,8 +35,8 @@ from comrope.ops.spectral import rotate_commuting
 __all__ = [
     "BACKENDS",
     "BackendChoice",
-    "basis_into_inputs",
-    "basis_into_outputs",
+    "fold_into_inputs",
+    "fold_into_outputs",
     "inverse_with_projection",
     "rotate",
     "rotate_qkv",
@@ -132,7 +132,7 @@ def inverse_with_projection(
     if basis is None:
         return x, weight
     order = options.get("channel_order", "interleaved")
-    return x, basis_into_inputs(weight, x.shape[1], basis, order)
+    return x, fold_into_inputs(weight, basis, order, heads=x.shape[1])
 
 
 def rotate_qkv(

@@ -1,20 +1,27 @@
-"""The basis of a rotation, multiplied into the weights around it: of those there is one, of tokens
-there are many.
+"""Multiply the basis of a rotation into the weights before and after it: the only folding.
+
+Scores of R(x) q and R(y) k, with R(x) = Q diag(Rot(w x)) Q^T, are those of Rot(w x) Q^T q and
+Rot(w y) Q^T k. So Q^T can be multiplied into the projections of q and k once, and not into every
+token; with rotated values also into that of v, and Q into the projection after attention.
+
+Differentiable. Shapes: H key heads, G queries per key head, D channels per head, m blocks per head,
+b block size, C channels on the other side of a projection.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from comrope._dtypes import compute_dtype, no_autocast
 from comrope.ops.layout import halves_to_neighbours, neighbours_to_halves, to_blocks
 from comrope.ops.spectral import change_basis
 
-__all__ = ["basis_into_inputs", "basis_into_outputs", "change_channels"]
+__all__ = ["change_channels", "fold_into_inputs", "fold_into_outputs"]
 
 
 def change_channels(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
-    """Q^T x for x (B, H G, T, D), Q (H, m, b, b), whatever planes are made of."""
+    """Return Q^T x for x (B, H G, T, D) and Q (H, m, b, b), in the channel order of x."""
     halves = channel_order == "half"
     blocks = halves_to_neighbours(x) if halves else x
     with no_autocast(x.device):
@@ -23,16 +30,53 @@ def change_channels(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
     return neighbours_to_halves(x) if halves else x
 
 
-def basis_into_inputs(weight: Tensor, heads: int, basis: Tensor, channel_order: str) -> Tensor:
-    """W Q for a weight (C, heads D) of what comes out of attention in that basis."""
-    rows = weight.unflatten(1, (heads, -1)).movedim(0, 1)[None]  # (1, heads, C, D)
-    rows = change_channels(rows.to(compute_dtype(rows, basis)), basis, channel_order)
-    return rows[0].movedim(0, 1).flatten(1).to(weight.dtype)
+def fold_into_outputs(
+    parameter: Tensor,
+    basis: Tensor,
+    channel_order: str,
+    rows: Tensor | None = None,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Return Q^T W, for a projection whose outputs are rotated.
 
-
-def basis_into_outputs(parameter: Tensor, parts: int, basis: Tensor, channel_order: str) -> Tensor:
-    """Q^T W for a weight (parts H D, C), or a bias, of queries, keys and values to be rotated."""
-    channels = parameter.unflatten(0, (parts, basis.shape[0], -1)).movedim(2, -1)  # (P, H, .., D)
+    Args:
+        parameter: A weight (outputs, C) or a bias (outputs,).
+        basis: Q (H, m, b, b).
+        channel_order: ``"interleaved"`` or ``"half"``.
+        rows: Indices (H G, D) of the outputs that are rotated, head by head; all others stay
+            unchanged. By default all outputs: the H heads of queries, then those of keys, and so
+            on, (parts H D) in all.
+        exact: Compute in float64, so that the result is rounded once.
+    """
+    heads = basis.shape[0]
+    if rows is None:
+        channels = parameter.unflatten(0, (-1, heads, basis.shape[1] * basis.shape[2]))
+    else:
+        channels = parameter[rows].unflatten(0, (heads, -1)).transpose(0, 1)
+    channels = channels.movedim(2, -1)  # (parts or G, H, [C,] D)
     blocks = channels if parameter.ndim == 2 else channels[:, :, None]
-    blocks = change_channels(blocks.to(compute_dtype(blocks, basis)), basis, channel_order)
-    return blocks.view_as(channels).movedim(-1, 2).flatten(0, 2).to(parameter.dtype)
+    dtype = torch.float64 if exact else compute_dtype(parameter, basis)
+    blocks = change_channels(blocks.to(dtype), basis, channel_order)
+    folded = blocks.view_as(channels).movedim(-1, 2).to(parameter.dtype)
+    if rows is None:
+        return folded.flatten(0, 2)
+    return parameter.index_put((rows,), folded.transpose(0, 1).flatten(0, 1))
+
+
+def fold_into_inputs(
+    weight: Tensor, basis: Tensor, channel_order: str, heads: int, *, exact: bool = False
+) -> Tensor:
+    """Return W Q, for a projection whose inputs are to be rotated back.
+
+    Args:
+        weight: (C, heads D), of the projection after attention.
+        basis: Q (H, m, b, b).
+        channel_order: ``"interleaved"`` or ``"half"``.
+        heads: Heads of its inputs, a multiple of H.
+        exact: Compute in float64, so that the result is rounded once.
+    """
+    columns = weight.unflatten(1, (heads, -1)).movedim(0, 1)[None]  # (1, heads, C, D)
+    dtype = torch.float64 if exact else compute_dtype(columns, basis)
+    folded = change_channels(columns.to(dtype), basis, channel_order)
+    return folded[0].movedim(0, 1).flatten(1).to(weight.dtype)
