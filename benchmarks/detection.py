@@ -24,15 +24,15 @@ import torch
 from torch import nn
 
 from comrope.experiments.common.console import machine
+from comrope.experiments.common.cuda_graph import replay_in_training
 from comrope.experiments.common.distributed import autocast, create_accelerator
 from comrope.experiments.common.files import write_text
 from comrope.experiments.common.timing import allocated, make_ready, peak_above, time_in_turns
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data.boxes import BoxBatch
 from comrope.experiments.studies import Cell
-from comrope.experiments.tasks.detection import detection_loss
-from comrope.experiments.training.cuda_graph import replay_in_training
-from comrope.experiments.training.evaluate import build_model, compile_blocks, vit_of
+from comrope.experiments.tasks.base import Step
+from comrope.experiments.tasks.detection import DetectionTask
 from comrope.experiments.training.optim import create_optimizer
 
 METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
@@ -70,14 +70,14 @@ def features(model: Any, batch: BoxBatch, device: torch.device) -> torch.Tensor:
 
 def step(
     model: nn.Module,
-    config: Config,
+    task: DetectionTask,
     batch: BoxBatch,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> None:
     torch.manual_seed(0)  # which proposals are learned from is drawn
-    with autocast(config.train.precision, device):
-        loss = detection_loss(model, batch, device)
+    with autocast(task.config.train.precision, device):
+        loss = task.loss(model, batch, Step(0, 0, 0, device))
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -88,7 +88,8 @@ def ready(
 ) -> tuple[Callable[[], None], Any]:
     """A step of the model of a configuration, and the features that it starts with. The weights are
     those given, where it has such; without any, they become its own."""
-    model: Any = build_model(config).to(device)
+    task = DetectionTask(config)
+    model: Any = task.build_model().to(device)
     model.load_state_dict(weights, strict=False)
     if not weights:
         weights |= {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -96,11 +97,12 @@ def ready(
     found = features(model, batch, device)
     model.train()
     if config.train.compile:
-        compile_blocks(vit_of(model))
+        task.compile(model)
     if config.detect.graph and device.type == "cuda":
         with autocast(config.train.precision, device):
             replay_in_training(model.backbone.plain, _seen(batch, device))
-    return partial(step, model, config, batch, create_optimizer(config, model), device), found
+    optimizer = create_optimizer(config.optim, model, task.layer_of)
+    return partial(step, model, task, batch, optimizer, device), found
 
 
 def busy_ms(call: Callable[[], None], device: torch.device) -> float | None:

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,12 @@ from comrope.experiments.common.console import machine
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.timing import seconds
 from comrope.experiments.config import Config, load_recipe
-from comrope.experiments.data.batches import Batch, train_loader
+from comrope.experiments.data.batches import Batch
 from comrope.experiments.data.workers import start
+from comrope.experiments.tasks import task_of
 from comrope.experiments.training.metrics import Meter
-from comrope.experiments.training.trainer import Run
+from comrope.experiments.training.train import RunFolder
+from comrope.experiments.training.trainer import Trainer
 
 STEPS = 10
 
@@ -38,9 +39,9 @@ def memory() -> float:
     return sum(p.memory_full_info().pss for p in (own, *own.children(recursive=True))) / 2**20
 
 
-def load(run: Run, clips: int) -> tuple[Batch, dict[str, Any]]:
+def load(run: Trainer, clips: int) -> tuple[Batch, dict[str, Any]]:
     """A batch, and how fast they come."""
-    run.stream = stream = start(train_loader(run.config, run.train_source, run.batches))
+    run.stream = stream = start(run.task.training_loader(run.source, run.batches))
     first = next(stream)  # processes have started
     size = len(first.targets)
     batches = max(10, -(-clips // size))
@@ -58,9 +59,9 @@ def load(run: Run, clips: int) -> tuple[Batch, dict[str, Any]]:
     }
 
 
-def train(run: Run, batch: Batch) -> float:
+def train(run: Trainer, batch: Batch) -> float:
     """Clips a second, if a batch were always there."""
-    meter, stream = Meter(run), itertools.repeat(batch)
+    meter, stream = Meter(), itertools.repeat(batch)
     device = run.accelerator.device
     for _ in range(3):
         run.one_step(stream, meter)
@@ -76,10 +77,8 @@ def train(run: Run, batch: Batch) -> float:
 def measure(config: Config, clips: int) -> dict[str, Any]:
     accelerator = create_accelerator(config.train.device)
     config = config.with_overrides({"train.epochs": 10**6})  # never the last batch
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(Run(config, Path(folder) / "run", accelerator, False)) as run,
-    ):
+    task, sink = task_of(config), RunFolder(Path("unused"))
+    with contextlib.closing(Trainer(task, accelerator, sink)) as run:
         batch, loading = load(run, clips)
         training = train(run, batch)
     each = max(1, config.data.frames)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from comrope.experiments.training.cuda_graph import replay_in_training
 from torch import nn
 
 from comrope.experiments.config import load_recipe
 from comrope.experiments.training import cuda_graph, trainer
-from comrope.experiments.training.cuda_graph import replay_in_training
 from comrope.models import ViT
 from comrope.models.detection import PlainBackbone
 

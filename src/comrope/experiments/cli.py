@@ -72,15 +72,15 @@ def train_command(
     Under torchrun or accelerate launch all processes train it together.
     """
     from comrope.experiments.config import load_recipe
-    from comrope.experiments.tasks.views import said
+    from comrope.experiments.tasks import task_of
     from comrope.experiments.training.train import train
 
     config = load_recipe(recipe, method, perturbation)
     config = config.with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
-    told = "AP " if config.detects else ""
-    for view, found in result.get(config.headline, {}).items():
-        print(f"{said(view):>8}  {told}{found:6.2f} %")
+    task = task_of(config)
+    for view, found in result.get(task.headline, {}).items():
+        print(task.describe(view, {task.headline: found}))
     if result:
         print(f"run: {out}")
 
@@ -101,8 +101,9 @@ def eval_command(
     quiet: Quiet = False,
 ) -> None:
     """Accuracy of a trained model at any resolutions, with the image where it is or moved."""
-    from comrope.experiments.data.coco import METRICS
-    from comrope.experiments.tasks.views import said
+    from comrope.experiments.config import load_recipe
+    from comrope.experiments.runs.directory import CONFIG
+    from comrope.experiments.tasks import task_of
     from comrope.experiments.training.evaluate import evaluate_run
 
     found = evaluate_run(
@@ -113,13 +114,9 @@ def eval_command(
         offsets=_numbers("offsets", offsets, float),
         progress=not quiet,
     )
+    task = task_of(load_recipe(run / CONFIG))
     for entry in found:
-        moved = f"  moved by N(0, {entry['offset']:g}²)" if entry["offset"] else ""
-        if "AP" in entry:
-            told = "  ".join(f"{name} {_percent(entry[name])}" for name in METRICS)
-            print(f"{said(entry['view']):>8}  {told}")
-            continue
-        print(f"{said(entry['view']):>8}  {entry['top1']:6.2f} %{moved}")
+        print(task.describe(entry["view"], entry))
     if out is not None and found:
         from comrope.experiments.common.files import write_text
 
@@ -337,10 +334,6 @@ def _format_warning(
 def _leave(message: str, code: int) -> None:
     print(message, file=sys.stderr, flush=True)
     sys.exit(code)
-
-
-def _percent(value: float | None) -> str:
-    return "   –  " if value is None else f"{value:6.2f}"
 
 
 def _root(data: str | None) -> dict[str, str]:

@@ -21,6 +21,7 @@ from comrope._files import write_files, write_text
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.runs.directory import CONFIG
+from comrope.experiments.tasks import task_of
 from comrope.experiments.training.evaluate import load_run
 from comrope.models import ViT
 from comrope.models.export import Exportable
@@ -94,8 +95,8 @@ def _load(source: Path) -> tuple[ViT, Notes]:
     if (source / CONFIG).is_file():
         config, model = load_run(source)
         if not isinstance(model, ViT):
-            found = "a detector" if config.detects else config.model.name
-            raise UserError(f"run: expected a ViT of comrope, {source} has {found}")
+            found = f"{type(model).__name__} of the task {task_of(config).name}"
+            raise UserError(f"run: expected a ViT of comrope, {source} has a {found}")
         notes = {
             "mean": list(config.data.mean),
             "std": list(config.data.std),

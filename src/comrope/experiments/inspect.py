@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.figures import new_figure, save
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
-from comrope.experiments.tasks.init_from import OF_A_CLASSIFIER, begin_with
-from comrope.experiments.training.evaluate import build_model, load_run, vit_of
+from comrope.experiments.tasks import task_of
+from comrope.experiments.tasks.build import TimmModel
+from comrope.experiments.training.evaluate import load_run
 from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
 
@@ -64,13 +65,14 @@ def histogram(elements: Tensor) -> dict[str, list[float]]:
 
 
 def at_the_start(config: Config) -> ViT:
-    """The model before its first step, as far as what it started from is still there."""
-    first = vit_of(build_model(config))
-    taken = config.train.start_from
-    if taken and Path(taken).is_dir():  # it may have been moved since
+    """Return the model before its first step, if the run that it started from still exists."""
+    task = task_of(config)
+    model = task.build_model()
+    start = config.train.start_from
+    if start and Path(start).is_dir():  # it may have been moved since
         with contextlib.suppress(UserError):
-            begin_with(first, config, unused=OF_A_CLASSIFIER if config.detects else ())
-    return first
+            task.initialize(model)
+    return cast(ViT, task.backbone(model))
 
 
 def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
@@ -94,8 +96,13 @@ def ape_variation(model: ViT) -> list[float]:
 
 def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
     """Numbers to ``inspect.json`` and pictures beside it; returns the numbers."""
-    config, model = load_run(folder)
-    model = vit_of(model)
+    config, trained = load_run(folder)
+    model = task_of(config).backbone(trained)
+    if not isinstance(model, ViT | TimmModel):
+        raise UserError(
+            f"run: expected a vision transformer, {folder} has a {type(model).__name__}"
+        )
+    model = cast(ViT, model)
     ropes = analysis.rotary_modules(model)
     facts: dict[str, Any] = {"run": str(folder), "position": config.model.position}
     pictures = []

@@ -17,7 +17,7 @@ import torch
 from comrope.experiments.common.console import progress_bar, say
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import Config
-from comrope.experiments.data.videos import SIDE_BY_SIDE
+from comrope.experiments.data.cache import SIDE_BY_SIDE
 from comrope.experiments.training.train import is_finished, train
 
 __all__ = ["Task", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]

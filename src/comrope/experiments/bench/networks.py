@@ -42,7 +42,7 @@ from comrope.experiments.common.timing import (
     inference_step,
     training_step,
 )
-from comrope.experiments.training.evaluate import compile_blocks
+from comrope.experiments.tasks.base import compile_blocks
 from comrope.methods import METHODS
 from comrope.models import ViT, create_model
 from comrope.models.attention import Attention
@@ -208,7 +208,7 @@ def _benchmark(
     module = make().to(setting.device)
     ran = next((used_backend(rope, setting) for rope in rotary_modules(module).values()), "")
     if compiled and hasattr(module, "blocks"):  # a ViT, ours or timm's
-        compile_blocks(module, dynamic=False)
+        compile_blocks(cast_type(nn.ModuleList, module.blocks), dynamic=False)
     elif compiled:
         module.compile(dynamic=False)
     return Benchmark(

@@ -1,10 +1,13 @@
-"""From one process to many nodes: what is the same for all of them, and what is shared out."""
+"""One process or many: finding each other, distributing a model, sums, and sharded tensors.
+
+Everything that depends on how a model is distributed (DDP or FSDP2) is in this file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,22 +26,27 @@ from comrope.experiments.common.errors import UserError
 __all__ = [
     "accumulating",
     "autocast",
+    "broadcast",
     "create_accelerator",
     "distribute",
-    "full",
-    "like",
+    "gather_state",
+    "gather_tensor",
     "reshard",
-    "same_for_all",
-    "total",
+    "shard_like",
+    "sum_over_processes",
     "unwrap",
 ]
 
 
 def create_accelerator(device: str) -> Accelerator:
-    """The processes that ``accelerate launch`` or ``torchrun`` started, or this one alone."""
-    # Without a GPU Accelerate must be told, or each of several processes takes itself for the only.
+    """Return the accelerator of the processes that a launcher started, or of this one alone.
+
+    Args:
+        device: "auto", or "cpu" for no GPU even if there is one.
+    """
+    # Without a GPU, Accelerate needs cpu=True: else each of several processes counts itself alone.
     cpu = device == "cpu" or not torch.cuda.is_available()
-    _meet_anew("gloo" if cpu else "nccl")
+    _rejoin_after_restart("gloo" if cpu else "nccl")
     accelerator = Accelerator(mixed_precision="no", cpu=cpu)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
@@ -46,11 +54,12 @@ def create_accelerator(device: str) -> Accelerator:
     return accelerator
 
 
-def _meet_anew(backend: str) -> None:
-    """After a restart by torchrun: its store still has the addresses of the processes that died.
+def _rejoin_after_restart(backend: str) -> None:
+    """Join the process group under a new name after torchrun restarted the processes.
 
-    A new process that reads one of them waits for a peer that will never answer, so every attempt
-    gets a name space of its own. (torch 2.15 leaves that out.)
+    torchrun's store still has the addresses of the processes that died. A new process that reads
+    one of them would wait forever, so every attempt gets a name space of its own. (torch 2.15 does
+    without.)
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or dist.is_initialized():
@@ -60,21 +69,38 @@ def _meet_anew(backend: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
-def same_for_all(accelerator: Accelerator, value: Any) -> Any:
-    """What the main process has: a decision that all must take alike."""
+def broadcast(accelerator: Accelerator, value: Any) -> Any:
+    """Return the main process's value in every process, for decisions that all must share."""
     return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value
 
 
+def sum_over_processes(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
+    """Return the sum of each value over all processes. Every process must call it."""
+    stacked = torch.stack([torch.as_tensor(v, device=accelerator.device).double() for v in values])
+    result: Any = accelerator.reduce(stacked, reduction="sum")
+    return [float(v) for v in result]
+
+
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Ours rather than Accelerate's: that is one for all runs of a process."""
+    """Return the autocast of ``train.precision``: "no", "bf16" or "fp16".
+
+    Accelerate's would hold for all runs of a process, this one for one run.
+    """
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
-def distribute(model: nn.Module, strategy: str, accelerator: Accelerator) -> nn.Module:
-    """The model on its device; over many processes replicated (ddp) or sharded (fsdp2).
+def distribute(
+    model: nn.Module, strategy: str, accelerator: Accelerator, blocks: Iterable[nn.Module] = ()
+) -> nn.Module:
+    """Move a model to its device; over many processes replicate ("ddp") or shard ("fsdp2") it.
 
-    Not through ``Accelerator.prepare``: that shards on GPUs only, and wraps ``forward``.
+    ``Accelerator.prepare`` is not used: it shards on GPUs only, and wraps ``forward``.
+
+    Args:
+        model: The model. FSDP2 changes it in place, DDP wraps it (see ``unwrap``).
+        strategy: "ddp" or "fsdp2".
+        blocks: The repeated parts of the model, sharded one by one.
     """
     model.to(accelerator.device)
     if accelerator.num_processes == 1:
@@ -84,25 +110,26 @@ def distribute(model: nn.Module, strategy: str, accelerator: Accelerator) -> nn.
         devices = [accelerator.device.index] if on_gpu else None
         return DistributedDataParallel(model, device_ids=devices)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    for block in model.blocks:  # type: ignore[union-attr]
+    for block in blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
 def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP's wrapper, or the model itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def reshard(model: nn.Module) -> None:
-    """After evaluation: a sharded model keeps the weights that it gathered last."""
+    """Free the weights that a sharded model gathered for its last evaluation."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 @contextlib.contextmanager
 def accumulating(model: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients are exchanged between processes in the last part of a step only."""
+    """Exchange gradients between processes only in the last part of a step."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     if isinstance(model, DistributedDataParallel) and not last:
@@ -112,22 +139,29 @@ def accumulating(model: nn.Module, last: bool) -> Iterator[None]:
         yield
 
 
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded. Every process must ask for it."""
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor in full, whether it is sharded or not. Every process must call it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, sharded as ``parameter`` is."""
+def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return a full tensor on the device of ``parameter``, sharded if that is sharded."""
     tensor = tensor.to(parameter.device)
     if isinstance(parameter, DTensor):
         return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
     return tensor
 
 
-def total(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
-    """Sums over all processes."""
-    stacked = torch.stack([torch.as_tensor(v, device=accelerator.device).double() for v in values])
-    result: Any = accelerator.reduce(stacked, reduction="sum")
-    return [float(v) for v in result]
+def gather_state(tensors: dict[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
+    """Return full copies of all tensors on the CPU, gathered one after the other.
+
+    Every process must call it; those that do not ``keep`` the copies get an empty dictionary.
+    """
+    gathered = {}
+    for name, tensor in tensors.items():
+        complete = gather_tensor(tensor)
+        if keep:
+            # A copy even on the CPU: the averages are exchanged with the parameters afterwards.
+            gathered[name] = complete.to("cpu", copy=True)
+    return gathered

@@ -215,6 +215,11 @@ class Evaluate:
     spans: tuple[float, ...] = option(
         (), runtime=True, help="Shares of a video that clips are taken from, in addition to 1."
     )
+    reversed: bool = option(
+        False,
+        runtime=True,
+        help="Whether clips are evaluated in reverse too, from the last frame to the first.",
+    )
     batch_size: int = option(
         512,
         minimum=1,

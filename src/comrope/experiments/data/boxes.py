@@ -1,13 +1,14 @@
-"""Batches of images with boxes: both augmented by one draw, a function of seed, epoch and place.
+"""Images with boxes, both augmented by one draw, a function of seed, epoch and place.
 
-Training images are squares of ``detect.image_size``, cut from or padded around the image at a scale
-of its own (large-scale jitter). Images to evaluate are as they are: the detector resizes them.
+Training images are squares of ``image_size``, cut from or padded around the image at a random scale
+(large-scale jitter). Evaluation images are unchanged: the detector resizes them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,76 +18,90 @@ from torch import Tensor
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.randomness import seeded
-from comrope.experiments.config import Config
-from comrope.experiments.data.batches import IGNORED, Images, Item
+from comrope.experiments.data.batches import IGNORED
 from comrope.experiments.data.coco import Coco, Target
-from comrope.experiments.data.images import check_classes, mode_of, root_of
+from comrope.experiments.data.datasets import ImageDataset, Item
+from comrope.experiments.data.images import check_classes, require_root
+from comrope.experiments.data.scenes import Scenes
 
-__all__ = ["BoxBatch", "Boxed", "BoxedImages", "collate_boxes", "open_boxed"]
+__all__ = ["BoxBatch", "BoxDataset", "BoxSource", "collate_boxes", "open_boxes"]
 
-SMALLEST = 1.0  # side of a box that is worth learning, in pixels after augmentation
+MIN_SIDE = 1.0  # of a box that is trained on, in pixels after augmentation
 
 
-class Boxed(Protocol):
+class BoxSource(Protocol):
     """Images with boxes, by number."""
 
-    truth: dict[str, Any]  # as COCO's annotation files have it
+    truth: dict[str, Any]  # in the format of COCO's annotation files
     classes: list[str]
     category_ids: list[int]
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """What to call image ``index`` when something is wrong with it."""
+        """Return what to call image ``index`` in a message."""
 
     def load(self, index: int) -> tuple[Image.Image, Target]:
-        """The image and what is in it; an error of any kind if it cannot be read."""
+        """Return the image and its boxes; raise any error if it cannot be read."""
 
 
-def open_boxed(config: Config, *, train: bool = True) -> tuple[Boxed | None, Boxed]:
-    """The training source (None unless asked for) and the validation source, checked."""
-    data, masks = config.data, config.detect.kind == "mask"
+def open_boxes(
+    name: str,
+    root: str | None,
+    splits: tuple[str, str],
+    *,
+    num_classes: int,
+    mode: str = "RGB",
+    masks: bool = False,
+    train: bool = True,
+) -> list[BoxSource]:
+    """Open the training and the validation split, or the latter alone, and check them.
+
+    Args:
+        name: "coco" or "scenes".
+        root: The folder of the data set.
+        splits: The names of the two splits.
+        num_classes: How many classes each must have.
+        mode: Pillow's name of the channels, "RGB" or "L".
+        masks: Whether the outlines are needed too.
+        train: Open both splits.
+    """
     for package in ("torchvision", "pycocotools"):
         if importlib.util.find_spec(package) is None:
             raise UserError(
-                f"data.name: {data.name} needs {package}, which is not installed: "
+                f"data.name: {name} needs {package}, which is not installed: "
                 "pip install 'comrope[detection]'"
             )
-    if data.name == "scenes":
-        from comrope.experiments.data.scenes import Scenes
-
+    opened: list[BoxSource]
+    if name == "scenes":
         if masks:
             raise UserError(
                 "detect.kind: scenes have no outlines to learn masks from; expected box"
             )
-
-        opened: list[Boxed] = [
-            Scenes(train=part) for part in ((True, False) if train else (False,))
-        ]
+        opened = [Scenes(train=part) for part in ((True, False) if train else (False,))]
+    elif name == "coco":
+        folder = require_root(root)
+        wanted = splits[0 if train else 1 :]
+        opened = [Coco(folder, split, mode, outlines=masks) for split in wanted]
     else:
-        splits = [data.train_split, data.val_split][0 if train else 1 :]
-        opened = [Coco(root_of(data), split, mode_of(data), outlines=masks) for split in splits]
+        raise UserError(f"data.name: expected coco or scenes, got {name!r}")
     for source in opened:
-        check_classes(data, len(source.classes), data.root or data.name)
+        check_classes(len(source.classes), num_classes, root or name)
         if source.category_ids != opened[0].category_ids:
             raise UserError(
-                f"data.root: {data.root}: splits {data.train_split!r} and {data.val_split!r} have "
-                "other categories"
+                f"data.root: {root}: splits {splits[0]!r} and {splits[1]!r} have other categories"
             )
         if not any(not a["iscrowd"] for a in source.truth["annotations"]):
-            raise UserError(f"data.root: {data.root}: a split without any box; there is nothing "
-                            "to find")  # fmt: skip
+            raise UserError(f"data.root: {root}: a split has no box to find")
     if train:
         if isinstance(opened[0], Coco) and not len(opened[0].labels):
-            raise UserError(
-                f"data.root: {data.root}: no box of split {data.train_split!r} is in its image"
-            )
-        opened[0].truth = {}  # nobody asks for it again, and COCO's is gigabytes
-    return opened[0] if train else None, opened[-1]
+            raise UserError(f"data.root: {root}: no box of split {splits[0]!r} is in its image")
+        opened[0].truth = {}  # not needed again, and COCO's is gigabytes
+    return opened
 
 
 class BoxBatch(NamedTuple):
-    """As ``Batch``, in few tensors: between processes each of them is an open file."""
+    """Images and their boxes, in few tensors: between processes each tensor is an open file."""
 
     images: Tensor | list[Tensor]  # uint8, (B, C, H, W), or of several sizes
     parts: dict[str, Tensor]  # boxes (n, 4), labels (n,) and masks (n, H, W), image after image
@@ -96,7 +111,7 @@ class BoxBatch(NamedTuple):
     fatal: str | None
 
     def on(self, device: torch.device) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-        """Images in [0, 1], and what is in each, as torchvision's detectors want them."""
+        """Return images in [0, 1] and their boxes, in the format of torchvision's detectors."""
         images = [image.to(device, non_blocking=True) for image in self.images]
         apart = {
             name: part.to(device, non_blocking=True).split(self.counts)
@@ -106,20 +121,44 @@ class BoxBatch(NamedTuple):
         return [image.float() / 255 for image in images], targets
 
 
-class BoxedImages(Images):
-    """A source behind its augmentation; ``Item.image`` is an image, what is in it, and its id."""
+class BoxDataset(ImageDataset):
+    """A source behind its augmentation; ``Item.image`` is an image, its boxes and its id.
 
-    def __init__(self, source: Any, config: Config, *, train: bool) -> None:
-        super().__init__(source, None, config, take_next=train)
-        self.train, self.detect, self.hflip = train, config.detect, config.augment.hflip
-        self.fill = [round(255 * mean) for mean in config.data.mean]  # zero after normalisation
+    Args:
+        source: A ``BoxSource``.
+        image_size: Side of the square that training images are cut to, in pixels.
+        jitter: Least and largest scale of a training image, relative to the one that fits.
+        hflip: Probability of a horizontal flip.
+        fill: What is around a training image, a value in [0, 1] a channel.
+        masks: Whether outlines become masks.
+        training: Augment; otherwise images are unchanged.
+        options: As ``ImageDataset`` takes them.
+    """
+
+    def __init__(
+        self,
+        source: BoxSource,
+        *,
+        image_size: int,
+        jitter: tuple[float, float],
+        hflip: float,
+        fill: Sequence[float],
+        masks: bool = False,
+        training: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(source, _unchanged, num_classes=1, training=training, **options)
+        self.image_size, self.jitter, self.hflip = image_size, jitter, hflip
+        self.fill = [round(255 * value) for value in fill]
+        self.masks, self.training = masks, training
         nothing = Target(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), IGNORED, [])
-        self.blank = (self.blank, nothing)  # type: ignore[assignment]
+        self.blank = (self.blank, nothing)
 
-    def _load(self, index: int, key: Any) -> tuple[Any, int]:
+    def load(self, index: int, key: Any) -> tuple[Any, int]:
         return self.source.load(index), 0
 
-    def _augmented(self, image: Any, key: Any) -> Any:
+    def augment(self, image: tuple[Image.Image, Target], key: Any) -> Any:
+        """Return the image as bytes (C, H, W), its boxes, labels and masks, and its id."""
         with seeded(self.seed, "image", key.epoch, key.place):
             return self._prepared(*image)
 
@@ -134,12 +173,12 @@ class BoxedImages(Images):
             "image": tv_tensors.Image(F.pil_to_tensor(image)),
             "boxes": tv_tensors.BoundingBoxes(target.boxes, format="XYXY", canvas_size=canvas),
         }
-        if self.train and self.detect.kind == "mask":
+        if self.training and self.masks:
             parts["masks"] = tv_tensors.Mask(_masks(target.outlines, canvas))
         labels = target.labels
-        if self.train:
+        if self.training:
             parts = self._jittered(parts)
-            parts["boxes"], kept = F.sanitize_bounding_boxes(parts["boxes"], min_size=SMALLEST)
+            parts["boxes"], kept = F.sanitize_bounding_boxes(parts["boxes"], min_size=MIN_SIDE)
             labels = labels[kept]
             if "masks" in parts:
                 parts["masks"] = parts["masks"][kept]
@@ -147,13 +186,13 @@ class BoxedImages(Images):
         return plain.pop("image"), {**plain, "labels": labels}, target.image_id
 
     def _jittered(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Flipped or not, at a scale between two, cut or padded to the square."""
+        """Return the parts flipped or not, at a random scale, cut or padded to the square."""
         from torchvision.transforms.v2 import functional as F
 
-        side = self.detect.image_size
+        side = self.image_size
         height, width = parts["image"].shape[-2:]
-        scale = side / max(height, width) * random.uniform(*self.detect.jitter)
-        # What will be in the square is cut out first: the rest need not be resized.
+        scale = side / max(height, width) * random.uniform(*self.jitter)
+        # Cut out what will be in the square first: the rest need not be resized.
         kept = [min(size, max(1, round(side / scale))) for size in (height, width)]
         top, left = (
             random.randint(0, size - k) for size, k in zip((height, width), kept, strict=True)
@@ -169,8 +208,12 @@ class BoxedImages(Images):
         return out
 
 
+def _unchanged(image: Any) -> Any:
+    return image
+
+
 def _masks(outlines: list[Any], canvas: tuple[int, int]) -> Tensor:
-    """(n, H, W), uint8, from COCO's run lengths."""
+    """Return masks (n, H, W), uint8, from COCO's run lengths."""
     from pycocotools import mask
 
     found = np.zeros((len(outlines), *canvas), np.uint8)
@@ -180,6 +223,7 @@ def _masks(outlines: list[Any], canvas: tuple[int, int]) -> Tensor:
 
 
 def collate_boxes(items: list[Item]) -> BoxBatch:
+    """Return a batch of images and boxes."""
     found, _, unreadable, fatal = zip(*items, strict=True)
     images, targets, numbers = zip(*found, strict=True)
     alike = len({image.shape for image in images}) == 1

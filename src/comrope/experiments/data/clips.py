@@ -1,4 +1,4 @@
-"""Clips: which frames of a video make one, and shapes that move, made on the fly."""
+"""Clips: which frames of a video make one, and moving shapes, made on the fly."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ Choose = Callable[[int], Sequence[int]]  # from a number of frames to ascending 
 def frame_numbers(
     count: int, frames: int, *, span: float = 1.0, rng: random.Random | None = None
 ) -> list[int]:
-    """Which of ``count`` frames make a clip of ``frames``: ascending, some twice if there are few.
+    """Choose the frames of a clip: ascending numbers, some twice if the video is short.
 
-    They are taken from a stretch that is ``span`` of the video, its middle one, cut into equal
-    segments: the middle frame of each. With ``rng`` it is any stretch and any frame of a segment.
+    A stretch of the video is cut into ``frames`` equal segments, and one frame is taken of each.
+
+    Args:
+        count: Frames of the video.
+        frames: Frames of the clip.
+        span: Length of the stretch, as a part of the video.
+        rng: Draws the stretch and the frame of each segment; without it both are the middle ones.
     """
     if min(count, frames) < 1 or not 0 < span <= 1:
         raise ValueError(
@@ -45,12 +50,12 @@ def frame_numbers(
 
 
 class Reading(NamedTuple):
-    """What was found of the chosen frames."""
+    """The chosen frames of a video, as far as they could be read."""
 
-    said: int  # how many frames there are by the header, which may be wrong
-    numbers: Sequence[int]
-    frames: dict[int, np.ndarray]  # those of the numbers that are there: bytes, (H, W[, C])
-    seen: int  # how many frames there are up to the last of the numbers
+    claimed: int  # frames of the video by its header, which may be wrong
+    numbers: Sequence[int]  # of the chosen frames
+    frames: dict[int, np.ndarray]  # the existing ones by number: (H, W) or (H, W, C), uint8
+    seen: int  # existing frames up to the last of the numbers
 
 
 class Clips(ABC):
@@ -63,33 +68,33 @@ class Clips(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call clip ``index`` when something is wrong with it."""
+        """Return what to call clip ``index`` in a message."""
 
     @abstractmethod
     def target(self, index: int) -> int:
-        """Its class."""
+        """Return its class."""
 
     @abstractmethod
     def read(self, index: int, choose: Choose) -> Reading:
-        """The chosen of the frames that it says it has; an error of any kind if it has none."""
+        """Read the chosen of the frames that its header claims; raise any error if it has none."""
 
     def load(self, index: int, choose: Choose) -> tuple[list[np.ndarray], int]:
-        """The chosen frames and the class; an error of any kind if they cannot be read.
+        """Return the chosen frames and the class; raise any error if they cannot be read.
 
-        A header may be wrong by a few frames. Then the choice is made again, of those there are.
+        A header may be wrong by a few frames. Then the choice is made again among the existing.
         """
         found = self.read(index, choose)
-        said, seen = found.said, found.seen
+        claimed, seen = found.claimed, found.seen
         if found.numbers[-1] >= seen:
-            if said - seen > max(2, said / 10):
-                raise ValueError(f"truncated, {seen} of {said} frames")
+            if claimed - seen > max(2, claimed / 10):
+                raise ValueError(f"truncated, {seen} of {claimed} frames")
             check_count(seen)
             found = self.read(index, lambda _: choose(seen))
         return [found.frames[n] for n in found.numbers], self.target(index)
 
 
 class Moving(Clips):
-    """Shapes that move to the left or to the right, made on the fly: only order tells which."""
+    """Shapes that move left or right, made on the fly: only the order of frames tells which."""
 
     def __init__(
         self,
@@ -125,9 +130,9 @@ class Moving(Clips):
 
 
 def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> np.ndarray:
-    """A shape that moves to the right (direction 1) or left (-1): (frames, size, size, 3), uint8.
+    """Return a shape that moves right (direction 1) or left (-1): (frames, size, size, 3), uint8.
 
-    The two clips of a seed are each other's reversal, noise and all.
+    The two clips of a seed are each other's reversal, their noise included.
     """
     if direction not in (-1, 1) or frames < 2 or size < 8:
         raise ValueError(
@@ -143,7 +148,7 @@ def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> 
     y = (size - 1) / 2 + rng.uniform(-0.15, 0.15) * size
     dx = np.arange(size) - x[:, None, None]  # (frames, 1, size)
     dy = np.arange(size)[:, None] - y  # (size, 1)
-    outside = (  # how far a pixel is from the edge of a square, a disc and a triangle
+    outside = (  # distance of a pixel from the edge of a square, a disc and a triangle
         np.maximum(abs(dx), abs(dy)) - radius,
         np.hypot(dx, dy) - radius,
         np.maximum(0 * dx + dy, 0.75**0.5 * abs(dx) - 0.5 * dy) - radius / 2,
@@ -155,6 +160,6 @@ def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> 
 
 
 def check_count(count: int) -> None:
-    """Raise unless it is that of a clip."""
+    """Raise unless a video has enough frames for a clip."""
     if count < 2:
         raise ValueError("one frame is no clip" if count else "no frames")

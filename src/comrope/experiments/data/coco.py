@@ -1,13 +1,10 @@
-"""Images with boxes in COCO's format, and COCO's own metrics of what was found in them."""
+"""Images with boxes in COCO's format."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -18,30 +15,28 @@ from torch import Tensor
 
 from comrope.experiments.common.errors import UserError
 
-__all__ = ["METRICS", "Coco", "Target", "metrics"]
+__all__ = ["Coco", "Target"]
 
-# The first six of pycocotools' twelve numbers, in its order.
-METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 FOLDERS = {"train": ("train", "train2017"), "val": ("val", "val2017", "validation")}
 
 
 class Target(NamedTuple):
-    """What is in an image. Labels count from 1, as torchvision has them: 0 is the background."""
+    """The boxes in an image. Labels count from 1, as in torchvision: 0 is the background."""
 
     boxes: Tensor  # (n, 4), float32: left, top, right, bottom, in pixels
     labels: Tensor  # (n,)
     image_id: int
-    outlines: list[Any]  # of each COCO's compressed run lengths, if they were asked for
+    outlines: list[Any]  # of each box COCO's compressed run lengths, if masks are learned
 
 
 class Coco:
     """``root/SPLIT`` with images and ``root/annotations/instances_SPLIT.json``.
 
-    Boxes are cut off at the edges of their image. Those that nothing is left of, and crowds, are
-    not trained on; ``left_out`` counts them. Evaluation is given the file as it is, and leaves out
-    what COCO leaves out. An image without boxes is an image without boxes.
+    Boxes are cut off at the edges of their image. Boxes outside of it and crowds are not trained
+    on; ``left_out`` counts them. Evaluation gets the file unchanged, and leaves out what COCO
+    leaves out. An image may have no boxes.
 
-    Processes that load get flat arrays, and not the file: COCO's is gigabytes of small objects.
+    Loading processes get flat arrays, not the file: COCO's is gigabytes of small objects.
     """
 
     def __init__(
@@ -91,8 +86,12 @@ class Coco:
         return str(self.folder / self.names[index])
 
     def load(self, index: int) -> tuple[Image.Image, Target]:
-        """The image and what is in it; an error of any kind if it cannot be read, or is of another
-        size than the annotations are of."""
+        """Return the image and its boxes.
+
+        Raises:
+            ValueError: The image has another size than its annotation says. Pillow raises others
+                if it cannot be read.
+        """
         with Image.open(self.folder / self.names[index]) as file:
             image = file.convert(self.mode)
         width, height = self.sizes[index].tolist()
@@ -102,6 +101,7 @@ class Coco:
         return image, self.target(index)
 
     def target(self, index: int) -> Target:
+        """Return the boxes of an image."""
         first, end = self.ends[index : index + 2].tolist()
         boxes, labels = (torch.tensor(part[first:end]) for part in (self.boxes, self.labels))
         size, cuts = self.sizes[index, ::-1].tolist(), self.run_ends[first : end + 1].tolist()
@@ -112,7 +112,7 @@ class Coco:
 
 
 def _packed(annotation: dict[str, Any], width: int, height: int) -> bytes:
-    """The outline of an annotation as compressed run lengths, from polygons or from such."""
+    """Return an outline as compressed run lengths, from polygons or from run lengths."""
     from pycocotools import mask
 
     outline = annotation.get("segmentation")
@@ -124,9 +124,9 @@ def _packed(annotation: dict[str, Any], width: int, height: int) -> bytes:
                 raise ValueError(f"of size {outline['size']}, the image is {[height, width]}")
             if isinstance(outline["counts"], list):
                 outline = mask.frPyObjects(outline, height, width)
-            mask.decode(outline)  # an error if it is none
+            mask.decode(outline)  # raises if it is not one
         else:
-            # As others do: less than three points are no outline.
+            # As usual with COCO: less than three points are no outline.
             whole = [part for part in outline if len(part) >= 6 and len(part) % 2 == 0]
             if not whole:
                 raise ValueError("less than three points")
@@ -140,49 +140,15 @@ def _packed(annotation: dict[str, Any], width: int, height: int) -> bytes:
     return counts if isinstance(counts, bytes) else counts.encode()
 
 
-def metrics(
-    truth: Mapping[str, Any], found: Iterable[Mapping[str, Any]], kind: str = "bbox"
-) -> dict[str, float | None]:
-    """COCO's figures, in percent, as pycocotools has them; None where there is nothing to find.
-
-    ``found`` has for each detection ``image_id``, ``category_id``, ``score`` and ``bbox`` (left,
-    top, width, height), and with ``kind="segm"`` a ``segmentation``.
-    """
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    # Of masks the area is that of the mask: pycocotools would take the box's, if there is one.
-    results = [{k: v for k, v in one.items() if kind == "bbox" or k != "bbox"} for one in found]
-    # An id of 0 would never be found: it is what pycocotools writes for "nothing".
-    numbered = [{**a, "id": number} for number, a in enumerate(truth["annotations"], start=1)]
-    with contextlib.redirect_stdout(io.StringIO()):  # it talks
-        reference = COCO()
-        reference.dataset = {**truth, "annotations": numbered, "info": {}}
-        reference.createIndex()
-        # It does not take an empty list; that nothing was found is a result all the same.
-        detected = reference.loadRes(results) if results else COCO()
-        if not results:
-            detected.dataset = {**reference.dataset, "annotations": []}
-            detected.createIndex()
-        judge = COCOeval(reference, detected, kind)
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return {
-        name: None if value < 0 else 100 * float(value)
-        for name, value in zip(METRICS, judge.stats, strict=False)
-    }
-
-
 def _places(root: Path, split: str) -> tuple[Path, Path]:
-    """The images of a split, and its file."""
+    """Return the folder of the images of a split, and its annotation file."""
     names = next((some for some in FOLDERS.values() if split in some), (split,))
     for name in dict.fromkeys((split, *names)):
         file = root / "annotations" / f"instances_{name}.json"
         if file.is_file():
             folder = root / name if (root / name).is_dir() else root / "images"
             if not folder.is_dir():
-                raise UserError(f"data.root: {root / name} is not there, the images of {file}")
+                raise UserError(f"data.root: {root / name} does not exist, the images of {file}")
             return folder, file
     files = sorted(path.name for path in (root / "annotations").glob("*.json"))
     found = ", ".join(files[:5]) or "nothing"
@@ -190,7 +156,7 @@ def _places(root: Path, split: str) -> tuple[Path, Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """An annotation file, checked: whatever is wrong is named before any training."""
+    """Read an annotation file and check it: what is wrong is named before training."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -217,7 +183,7 @@ def _read(file: Path) -> dict[str, Any]:
         box = annotation["bbox"]
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
             raise UserError(f"{where}: expected a bbox of four numbers, got {box!r}")
-        # What COCO's own files have and others leave out.
+        # COCO's own files have these, others leave them out.
         annotation.setdefault("iscrowd", 0)
         if not _is_number(annotation.get("area")):
             annotation["area"] = max(0.0, box[2]) * max(0.0, box[3])
@@ -252,7 +218,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _inside(box: list[float], width: int, height: int) -> list[float] | None:
-    """Left, top, right, bottom of what of a box is in the image; None if nothing is."""
+    """Return the part of a box in the image: left, top, right, bottom; None if there is none."""
     left, top = box[0], box[1]
     corners = np.clip([left, top, left + box[2], top + box[3]], 0, [width, height] * 2)
     if corners[2] <= corners[0] or corners[3] <= corners[1]:

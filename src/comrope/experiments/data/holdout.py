@@ -1,50 +1,51 @@
-"""Training images that are kept out of training, to choose by without the validation set."""
+"""Training images that are held out of training, to choose settings without the validation set."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.randomness import derive
 
-if TYPE_CHECKING:
-    from comrope.experiments.data.images import Source
-
-__all__ = ["Part", "draw", "held_out"]
+__all__ = ["Subset", "draw", "held_out"]
 
 
-class Part:
-    """Some images of another source."""
+class Subset:
+    """Some samples of another source.
 
-    def __init__(self, source: Source, chosen: np.ndarray) -> None:
-        self.source, self.chosen = source, chosen  # (images,), their numbers there
+    Args:
+        source: The other source.
+        chosen: The numbers of the samples in it, (samples,).
+    """
+
+    def __init__(self, source: Any, chosen: np.ndarray) -> None:
+        self.source, self.chosen = source, chosen
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def name(self, index: int) -> str:
-        return self.source.name(int(self.chosen[index]))
+        return str(self.source.name(int(self.chosen[index])))
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int) -> Any:
         return self.source.load(int(self.chosen[index]))
 
 
-def held_out(source: Source, share: float) -> tuple[Source, Source]:
-    """What is left to train on, and ``share`` of the images to validate with."""
+def held_out(source: Any, share: float) -> tuple[Subset, Subset]:
+    """Return the part to train on, and the ``share`` of the samples to validate with."""
     chosen = draw(len(source), share)
-    return Part(source, np.setdiff1d(np.arange(len(source)), chosen)), Part(source, chosen)
+    return Subset(source, np.setdiff1d(np.arange(len(source)), chosen)), Subset(source, chosen)
 
 
 def draw(count: int, share: float) -> np.ndarray:
-    """Which of ``count`` images are held out: the same for every seed, process and machine.
+    """Return which of ``count`` samples are held out: the same on every machine, for every seed.
 
-    Of equal stretches one image each, so that of images that come class by class, as in folders,
-    every class gives its share.
+    The samples are cut into stretches of equal length, and one is drawn from each. So every class
+    gives its share where samples come class by class, as in folders.
     """
     wanted = round(share * count)
     if not 0 < wanted < count:

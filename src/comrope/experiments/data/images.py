@@ -1,7 +1,8 @@
-"""Where images come from: timm's data sets, by name and path, and scikit-learn's digits."""
+"""Sources of images: timm's data sets by name and path, WebDataset shards, scikit-learn digits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,29 +10,36 @@ import numpy as np
 from PIL import Image
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config import Config, Data
-from comrope.experiments.data.holdout import held_out
+from comrope.experiments.data.cache import PixelCache
 from comrope.experiments.data.shards import Shards, split_names
-from comrope.experiments.data.workers import Kept
 
-__all__ = ["Cached", "Digits", "Source", "check_classes", "mode_of", "open_sources", "root_of"]
+__all__ = [
+    "CachedImages",
+    "Digits",
+    "ImageSource",
+    "check_classes",
+    "open_images",
+    "pil_mode",
+    "require_root",
+]
 
 
-# Besides timm's own .png, .jpg and .jpeg: it would pass over the others in silence.
+# Besides timm's own .png, .jpg and .jpeg: it would ignore the others without a message.
 FORMATS = (".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 STREAMS = ("wds", "hfids", "tfds")
+DIGIT_CLASSES = 10
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images by number."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """What to call image ``index`` when something is wrong with it."""
+        """Return what to call image ``index`` in a message."""
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        """The decoded image and its class; an error of any kind if it cannot be read."""
+        """Return the decoded image and its class; raise any error if it cannot be read."""
 
 
 class Digits:
@@ -55,7 +63,7 @@ class Digits:
         return Image.fromarray(self.images[index]).convert(self.mode), int(self.targets[index])
 
 
-class Timm:
+class TimmImages:
     """A data set of timm's factory: an image folder, a tar of one, a Hugging Face data set, ..."""
 
     def __init__(self, dataset: Any, mode: str) -> None:
@@ -72,7 +80,7 @@ class Timm:
             return f"image {index}"
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        # Through the reader: the data set itself would put another image in place of a bad one.
+        # Through the reader: the data set itself replaces an unreadable image by another one.
         image, target, *_ = (self.dataset if self.reader is None else self.reader)[index]
         if not isinstance(image, Image.Image):
             with image:
@@ -80,12 +88,12 @@ class Timm:
         return image.convert(self.mode), int(target)
 
 
-class Cached:
+class CachedImages:
     """Another source, decoded once and kept in memory that all loading processes share."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ImageSource) -> None:
         self.source = source
-        self.kept = Kept(len(source), self._decode, "images")
+        self.cache = PixelCache(len(source), self._decode, "images")
 
     def _decode(self, index: int) -> tuple[int, list[Image.Image]]:
         image, target = self.source.load(index)
@@ -98,83 +106,82 @@ class Cached:
         return self.source.name(index)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        target, _ = self.kept.load(index)
-        return Image.fromarray(self.kept.picture(index)), target
+        target, _ = self.cache.load(index)
+        return Image.fromarray(self.cache.picture(index)), target
 
 
-def open_sources(config: Config, *, train: bool = True) -> tuple[Source | None, Source]:
-    """The training source (None unless asked for) and the validation source, checked."""
-    data = config.data
-    if config.detects:
-        from comrope.experiments.data.boxes import open_boxed
+def open_images(
+    name: str,
+    root: str | None,
+    splits: Sequence[str],
+    *,
+    train_split: str,
+    num_classes: int,
+    mode: str = "RGB",
+) -> list[ImageSource]:
+    """Open splits of a data set and check them.
 
-        return open_boxed(config, train=train)  # type: ignore[return-value]
-    if data.frames:
-        from comrope.experiments.data.videos import open_clips
+    Args:
+        name: "digits", "folder", "shards", or a name of timm's such as "hfds/...".
+        root: The folder of the data set.
+        splits: Names of splits. The classes of the second are numbered as in the first.
+        train_split: The name of the training split. (Digits have no names of their own.)
+        num_classes: How many classes the first split must have.
+        mode: Pillow's name of the channels, "RGB" or "L".
 
-        return open_clips(data, train=train)  # type: ignore[return-value]
-    opened: list[Source]
-    if data.holdout:
-        (whole,) = _opened(data, [data.train_split])
-        opened = [*held_out(whole, data.holdout)][0 if train else 1 :]
+    Returns:
+        A source for each split.
+    """
+    opened: list[ImageSource]
+    if name == "digits":
+        check_classes(DIGIT_CLASSES, num_classes, "digits")
+        opened = [Digits(train=split == train_split, mode=mode) for split in splits]
+    elif name == "shards":
+        folder = require_root(root)
+        opened = [Shards(folder, split, mode) for split in splits]
     else:
-        opened = _opened(data, [data.train_split, data.val_split][0 if train else 1 :])
-    if data.cache:
-        opened = [Cached(source) for source in opened]
-    return opened[0] if train else None, opened[-1]
-
-
-def _opened(data: Data, splits: list[str]) -> list[Source]:
-    mode = mode_of(data)
-    opened: list[Source]
-    if data.name == "digits":
-        check_classes(data, 10, "digits")
-        opened = [Digits(train=split == data.train_split, mode=mode) for split in splits]
-    elif data.name == "shards":
-        opened = [Shards(root_of(data), split, mode) for split in splits]
-    else:
-        opened = [Timm(dataset, mode) for dataset in _timm_sets(data, splits)]
+        opened = [TimmImages(found, mode) for found in _timm_sets(name, root, splits, num_classes)]
     for split, source in zip(splits, opened, strict=True):
         if not len(source):
-            raise UserError(f"data.root: split {split!r} of {data.root} has no images")
+            raise UserError(f"data.root: split {split!r} of {root} has no images")
     return opened
 
 
-def _timm_sets(data: Data, splits: list[str]) -> list[Any]:
-    """The data sets of these splits, whose classes have the numbers that training gives them."""
-    first = _create(data, splits[0])
+def _timm_sets(name: str, root: str | None, splits: Sequence[str], num_classes: int) -> list[Any]:
+    """Return the data sets of some splits, whose classes have the numbers of the first."""
+    first = _create(name, root, splits[0])
     classes = _classes(first, splits[0])
     if classes is not None:
-        check_classes(data, len(classes), f"split {splits[0]!r} of {data.root}")
+        check_classes(len(classes), num_classes, f"split {splits[0]!r} of {root}")
     if len(splits) == 1:
         return [first]
     train, val = splits
-    unknown = sorted(set(_classes(_create(data, val), val) or ()) - set(classes or ()))
+    unknown = sorted(set(_classes(_create(name, root, val), val) or ()) - set(classes or ()))
     if unknown:
         raise UserError(
-            f"data.root: split {val!r} of {data.root} has classes that {train!r} has not: "
+            f"data.root: split {val!r} of {root} has classes that {train!r} has not: "
             f"{', '.join(unknown[:5])}"
         )
-    return [first, _create(data, val, classes)]
+    return [first, _create(name, root, val, classes)]
 
 
-def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> Any:
+def _create(name: str, root: str | None, split: str, classes: dict[str, int] | None = None) -> Any:
     from timm.data import add_img_extensions, create_dataset
 
-    prefix, slash, _ = data.name.partition("/")
-    if (not slash and data.name != "folder") or prefix in STREAMS:
+    prefix, slash, _ = name.partition("/")
+    if (not slash and name != "folder") or prefix in STREAMS:
         reason = "is a stream, which cannot be resumed exactly" if slash else "is none of them"
         raise UserError(
             f"data.name: expected digits, folder, shards, or a name of timm's such as torch/... or "
-            f"hfds/...; {data.name!r} {reason}"
+            f"hfds/...; {name!r} {reason}"
         )
     add_img_extensions(FORMATS)
     try:
         if slash:  # its classes are numbers already
-            return create_dataset(data.name, root=data.root, split=split)
-        place = _place(root_of(data), split)
-        # timm would keep the index of a large .tar beside it, as a pickle, and trust what is there;
-        # and the .tar open, though neither threads nor processes can share its place in the file.
+            return create_dataset(name, root=root, split=split)
+        place = _place(require_root(root), split)
+        # timm would keep the index of a large .tar beside it, as a pickle, and trust an existing
+        # one; and the .tar open, but threads and processes cannot share its position in the file.
         kept: dict[str, Any] = {"cache_tarinfo": False, "cache_tarfiles": False}
         return create_dataset(
             "",
@@ -184,29 +191,31 @@ def _create(data: Data, split: str, classes: dict[str, int] | None = None) -> An
             **(kept if place.suffix == ".tar" else {}),
         )
     except (RuntimeError, OSError, ValueError, ImportError) as error:
-        where = f"split {split!r} of {data.root or data.name}"
-        raise UserError(f"data.root: {where} cannot be read: {error}") from None
+        raise UserError(
+            f"data.root: split {split!r} of {root or name} cannot be read: {error}"
+        ) from None
 
 
-def mode_of(data: Data) -> str:
-    """Pillow's name for the channels of the images."""
-    mode = {1: "L", 3: "RGB"}.get(data.in_chans)
+def pil_mode(channels: int) -> str:
+    """Return Pillow's name for images of so many channels."""
+    mode = {1: "L", 3: "RGB"}.get(channels)
     if mode is None:
-        raise UserError(f"data.in_chans: expected 1 or 3, got {data.in_chans}")
+        raise UserError(f"data.in_chans: expected 1 or 3, got {channels}")
     return mode
 
 
-def root_of(data: Data) -> str:
-    if data.root is None:
-        raise UserError("data.root: not given; say where the data is, --data PATH")
-    if not Path(data.root).is_dir():
-        what = "is a file, expected a folder" if Path(data.root).exists() else "is not there"
-        raise UserError(f"data.root: {data.root} {what}")
-    return data.root
+def require_root(root: str | None) -> str:
+    """Return ``data.root``, an existing folder."""
+    if root is None:
+        raise UserError("data.root: not given; pass the data set's folder, --data PATH")
+    if not Path(root).is_dir():
+        what = "is a file, expected a folder" if Path(root).exists() else "does not exist"
+        raise UserError(f"data.root: {root} {what}")
+    return root
 
 
 def _place(root: str, split: str) -> Path:
-    """The folder of a split, or the .tar of it."""
+    """Return the folder of a split, or its .tar."""
     for name in split_names(split):
         for place in (Path(root) / name, Path(root) / f"{name}.tar"):
             if place.exists():
@@ -218,7 +227,7 @@ def _place(root: str, split: str) -> Path:
 
 
 def _classes(dataset: Any, split: str) -> dict[str, int] | None:
-    """The classes that the folders of a split name; an error if one of them is empty."""
+    """Return the classes that a split's folders name, with their numbers; none may be empty."""
     reader = getattr(dataset, "reader", None)
     classes = dict(getattr(reader, "class_to_idx", None) or {})
     root = getattr(reader, "root", None)
@@ -231,6 +240,7 @@ def _classes(dataset: Any, split: str) -> dict[str, int] | None:
     return classes or None
 
 
-def check_classes(data: Data, found: int, where: str) -> None:
-    if found != data.num_classes:
-        raise UserError(f"data.num_classes: {where} has {found} classes, got {data.num_classes}")
+def check_classes(found: int, expected: int, where: str) -> None:
+    """Raise unless a data set has as many classes as ``data.num_classes`` says."""
+    if found != expected:
+        raise UserError(f"data.num_classes: {where} has {found} classes, got {expected}")

@@ -1,4 +1,4 @@
-"""Digits scattered over a canvas, made on the fly: data with boxes that nobody has to download."""
+"""Digits scattered over a canvas, made on the fly: data with boxes without a download."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIES = 20  # to find room for a digit
 
 
 class Scenes:
-    """What ``Coco`` is, of scikit-learn's digits: those that train are in training scenes only."""
+    """A ``BoxSource`` of scikit-learn's digits; training digits are in training scenes only."""
 
     def __init__(self, *, train: bool) -> None:
         self.part = "train" if train else "val"
@@ -44,7 +44,7 @@ class Scenes:
         return Image.fromarray(pixels), target
 
     def _scene(self, number: int) -> tuple[np.ndarray, list[list[float]], list[int]]:
-        """Pixels, boxes and labels."""
+        """Return pixels, boxes and labels."""
         rng = np.random.default_rng(derive("scene", self.part, number))
         canvas = rng.uniform(0, 60, (SIDE, SIDE))
         boxes: list[list[float]] = []
@@ -64,7 +64,7 @@ class Scenes:
         return canvas.round().astype(np.uint8), boxes, labels
 
     def _truth(self) -> dict[str, Any]:
-        """As COCO's annotation files have it."""
+        """Return the annotations in the format of COCO's files."""
         annotations: list[dict[str, Any]] = []
         for index, (_, boxes, labels) in enumerate(self.scenes):
             for (left, top, right, bottom), label in zip(boxes, labels, strict=True):
@@ -88,7 +88,7 @@ class Scenes:
 
 
 def _meet(first: tuple[int, ...], second: list[float]) -> bool:
-    """Whether two boxes have a pixel in common."""
+    """Return whether two boxes have a pixel in common."""
     return (
         first[0] < second[2]
         and second[0] < first[2]

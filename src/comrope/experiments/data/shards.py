@@ -1,8 +1,8 @@
 """WebDataset shards, read by number rather than as a stream.
 
-A stream cannot be resumed in its middle without reading it up to there, nor shared out over another
+A stream cannot be resumed in its middle without reading it up to there, nor divided among another
 number of processes. So the shards are indexed once, when the run starts, and then read at random:
-``key.jpg`` (or another image) and its class, ``key.cls``, wherever they lie.
+``key.jpg`` (or another image) and its class, ``key.cls``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYNONYMS = (("train", "training"), ("val", "validation", "valid"))
 
 
 def split_names(split: str) -> tuple[str, ...]:
-    """What a split is called, the given name first."""
+    """Return the names that a split may have, the given one first."""
     others = next((names for names in SYNONYMS if split in names), ())
     return (split, *(name for name in others if name != split))
 
@@ -72,7 +72,10 @@ class Shards:
 
 
 def _index(path: Path) -> tuple[list[str], np.ndarray]:
-    """Keys, and for each where its image and its class begin and how long they are (-1: none)."""
+    """Return the keys, and of each where its image and its class begin and their lengths.
+
+    The numbers are (image start, image length, class start, class length); a length of -1: none.
+    """
     found: dict[str, list[int]] = {}
     try:
         with tarfile.open(path, "r:") as archive:

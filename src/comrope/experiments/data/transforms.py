@@ -1,5 +1,4 @@
-"""What is done to the pixels of images and clips before a model sees them: timm's, and for a whole
-clip at once."""
+"""From images and clips to the bytes that a model gets: timm's transforms, and for whole clips."""
 
 from __future__ import annotations
 
@@ -10,59 +9,90 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comrope.experiments.config import Config
-from comrope.experiments.tasks.views import View, resolution_of
-
 __all__ = ["WholeClip", "evaluation_transform", "resized", "training_transform", "whole_clip"]
 
+Pair = tuple[float, float]
 
-def training_transform(config: Config) -> Any:
-    """From an image to bytes (C, H, W), drawn at random."""
+
+def training_transform(
+    shape: tuple[int, int, int],
+    *,
+    scale: Pair,
+    ratio: Pair,
+    hflip: float,
+    color_jitter: float,
+    auto_augment: str | None,
+    interpolation: str,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Any:
+    """Return timm's training transform, from an image to bytes (C, H, W), drawn at random.
+
+    Args:
+        shape: (C, H, W) of the result.
+        scale, ratio: Of the random crop: its part of the area, and its width by its height.
+        hflip: Probability of a horizontal flip.
+        color_jitter: Its strength, 0 for none.
+        auto_augment: timm's name of a policy.
+        interpolation: "bilinear", "bicubic" or "random".
+        mean, std: Of a channel in [0, 1]; some policies fill with the mean.
+    """
     from timm.data import create_transform
 
-    augment, data = config.augment, config.data
     return create_transform(
-        (data.in_chans, *resolution_of(config)),
+        shape,
         is_training=True,
         use_prefetcher=True,  # leave the pixels as bytes: they are normalised on the device
-        scale=augment.scale,
-        ratio=augment.ratio,
-        hflip=augment.hflip,
-        # One of 0 would be drawn, to do nothing.
-        color_jitter=augment.color_jitter or None,  # type: ignore[arg-type]
-        auto_augment=augment.auto_augment,
-        interpolation=augment.interpolation,
-        mean=data.mean,
-        std=data.std,
+        scale=scale,
+        ratio=ratio,
+        hflip=hflip,
+        # A jitter of 0 would be drawn, with no effect.
+        color_jitter=color_jitter or None,  # type: ignore[arg-type]
+        auto_augment=auto_augment,
+        interpolation=interpolation,
+        mean=tuple(mean),
+        std=tuple(std),
     )
 
 
-def evaluation_transform(config: Config, view: View) -> Any:
-    """From an image to bytes (C, H, W): its middle."""
+def evaluation_transform(
+    shape: tuple[int, int, int],
+    *,
+    interpolation: str,
+    crop_pct: float,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Any:
+    """Return timm's evaluation transform, from an image to bytes (C, H, W): its middle.
+
+    Args:
+        shape: (C, H, W) of the result.
+        interpolation: As in training; "random" becomes "bicubic".
+        crop_pct: Side of the middle by the shorter side of the image.
+        mean, std: Of a channel in [0, 1].
+    """
     from timm.data import create_transform
 
-    data, augment = config.data, config.augment
     return create_transform(
-        (data.in_chans, view.resolution, view.resolution),
+        shape,
         use_prefetcher=True,
-        interpolation=augment.interpolation.replace("random", "bicubic"),
-        mean=data.mean,
-        std=data.std,
-        crop_pct=augment.crop_pct,
+        interpolation=interpolation.replace("random", "bicubic"),
+        mean=tuple(mean),
+        std=tuple(std),
+        crop_pct=crop_pct,
     )
 
 
 class WholeClip:
-    """One of the two above for all frames at once, by one draw: the one that each of them would
-    get."""
+    """One of the two transforms above for all frames at once, by the draw that each would get."""
 
     def __init__(self, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
         self.steps = steps
 
     def __call__(self, frames: Sequence[np.ndarray]) -> Tensor:
-        """From frames of one size, (H, W) or (H, W, C), to bytes (C, T, H, W)."""
+        """Return frames of one size, (H, W) or (H, W, C), as bytes (C, T, H, W)."""
         pixels = torch.from_numpy(np.stack(frames))
-        # The channels of a pixel stay side by side in memory: torch resizes that twice as fast.
+        # Channels last in memory: torch resizes that twice as fast.
         clip = pixels.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)  # (T, C, H, W)
         for step in self.steps:
             clip = step(clip)
@@ -70,26 +100,28 @@ class WholeClip:
 
 
 def whole_clip(transform: Any) -> WholeClip | None:
-    """The same for whole clips, up to rounding; None if one of its steps cannot be, for it knows
-    Pillow's images only, as auto-augment does."""
+    """Return the same transform for whole clips, up to rounding.
+
+    None if one of its steps takes Pillow's images only, as auto-augment does.
+    """
     steps = [_on_tensors(step) for step in transform.transforms]
     return None if None in steps else WholeClip([step for step in steps if step is not None])
 
 
 def _on_tensors(step: Any) -> Callable[[Tensor], Tensor] | None:
-    """A step of a transform, for tensors (..., C, H, W)."""
+    """Return a step of a transform for tensors (..., C, H, W), None if there is none."""
     from timm.data.transforms import MaybePILToTensor, RandomResizedCropAndInterpolation
     from torchvision import transforms
 
-    as_they_are = (
+    take_tensors = (
         transforms.RandomHorizontalFlip,
         transforms.CenterCrop,
         transforms.ColorJitter,
         MaybePILToTensor,
     )
-    if isinstance(step, as_they_are):
+    if isinstance(step, take_tensors):
         return step
-    # Of bicubic, what is brighter than white is cut off after one axis: which, depends on Pillow.
+    # Bicubic overshoots white, and Pillow cuts that off after one axis; which one, it decides.
     if getattr(step, "interpolation", None) != transforms.InterpolationMode.BILINEAR:
         return None
     if isinstance(step, RandomResizedCropAndInterpolation):
@@ -98,7 +130,7 @@ def _on_tensors(step: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 class Resize:
-    """torchvision's, of bytes: itself, it would make floating point of them."""
+    """torchvision's resize, of bytes to bytes: itself it would return floating point."""
 
     def __init__(self, step: Any) -> None:
         self.size = step.size
@@ -108,7 +140,7 @@ class Resize:
 
 
 class RandomCrop:
-    """timm's, by the same draw: a part of any place, size and ratio, resized."""
+    """timm's random crop by the same draw: a part of any place, size and ratio, resized."""
 
     def __init__(self, step: Any) -> None:
         self.step = step
@@ -120,8 +152,12 @@ class RandomCrop:
 
 
 def resized(clip: Tensor, size: int | Sequence[int]) -> Tensor:
-    """Bytes (..., C, H, W), bilinear, at another size or with another shorter side: what Pillow
-    makes of each of them, up to rounding."""
+    """Resize bytes (..., C, H, W), bilinear: what Pillow returns for each, up to rounding.
+
+    Args:
+        clip: The pixels.
+        size: Height and width, or the shorter side.
+    """
     from torchvision.transforms.v2.functional import resize_image
 
     return resize_image(clip, [size] if isinstance(size, int) else [*size], antialias=True)

@@ -1,4 +1,4 @@
-"""UCF-101's layout: class folders of videos, and lists that say what they are for."""
+"""UCF-101's layout: class folders of videos, and lists of the videos of each split."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ Items = list[tuple[Path, int]]  # videos and their classes
 
 
 def list_folder(root: Path) -> Path | None:
+    """Return the folder of the lists of a data set, None if it has none."""
     for folder in (root / "splits", root / "ucfTrainTestlist", root):
         if (folder / "classInd.txt").is_file() or any(folder.glob("*list[0-9][0-9].txt")):
             return folder
@@ -25,7 +26,7 @@ def list_folder(root: Path) -> Path | None:
 
 
 def in_list(root: Path, lists: Path, split: str) -> tuple[list[str], Items]:
-    """The classes of classInd.txt, and the videos of a list."""
+    """Return the classes of classInd.txt, and the videos of a list."""
     numbers = _class_numbers(lists / "classInd.txt")
     places = (root / "videos", root / "UCF-101", root)
     home = next((p for p in places if any((p / name).is_dir() for name in numbers)), None)
@@ -58,7 +59,7 @@ def in_list(root: Path, lists: Path, split: str) -> tuple[list[str], Items]:
 
 
 def _class_numbers(path: Path) -> dict[str, int]:
-    """Classes and their numbers, in the order of these."""
+    """Return the classes and their numbers, in the order of the numbers."""
     found: dict[int, str] = {}
     for where, line in _lines(path):
         number, _, name = line.partition(" ")
@@ -75,10 +76,10 @@ def _class_numbers(path: Path) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[tuple[str, str]]:
-    """The lines of a list that are not blank, each behind the place to name if it is wrong."""
+    """Return the lines of a list that are not blank, each after its place in a message."""
     if not path.is_file():
         others = ", ".join(sorted(file.name for file in path.parent.glob("*.txt"))[:8])
-        raise UserError(f"data.root: {path} is not there; found {others or 'no lists'}")
+        raise UserError(f"data.root: {path} does not exist; found {others or 'no lists'}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +92,7 @@ def _lines(path: Path) -> list[tuple[str, str]]:
 
 
 def training_classes(root: Path, split: str) -> list[str] | None:
-    """The classes of folders without lists, by which validation is numbered; None if unknown."""
+    """Return the classes of training folders, which number validation's; None if unknown."""
     places = [root / name for name in split_names(split)]
     place = next((path for path in places if path.is_dir()), None)
     if list_folder(root) is not None or place is None:
@@ -100,7 +101,7 @@ def training_classes(root: Path, split: str) -> list[str] | None:
 
 
 def in_folders(root: Path, split: str, classes: list[str] | None) -> tuple[list[str], Items]:
-    """The classes that the folders of a split name, and the videos in them."""
+    """Return the classes that the folders of a split name, and the videos in them."""
     place = next((root / n for n in split_names(split) if (root / n).is_dir()), None)
     if place is None:
         found = ", ".join(sorted(path.name for path in root.iterdir())[:5])
@@ -117,7 +118,7 @@ def in_folders(root: Path, split: str, classes: list[str] | None) -> tuple[list[
         )
     items: Items = []
     for folder in folders:
-        # Not those that begin with a dot: macOS leaves such beside the files that it copies.
+        # Without names that begin with a dot: macOS adds such files where it copies.
         files = [p for p in folder.iterdir() if p.suffix.lower() in FORMATS and p.name[0] != "."]
         if not files:
             raise UserError(f"data.root: class {folder.name!r} of split {split!r} has no videos")

@@ -1,27 +1,28 @@
-"""Videos: decoded with OpenCV, on demand or once and for all."""
+"""Videos: decoded with OpenCV, on demand or all at once into memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config import Data
+from comrope.experiments.data.cache import PixelCache
 from comrope.experiments.data.clips import Choose, Clips, Moving, Reading, check_count
-from comrope.experiments.data.images import check_classes, mode_of, root_of
+from comrope.experiments.data.images import check_classes, require_root
 from comrope.experiments.data.ucf101 import in_folders, in_list, list_folder, training_classes
-from comrope.experiments.data.workers import SIDE_BY_SIDE, Kept
 
-__all__ = ["SIDE_BY_SIDE", "CachedVideos", "Videos", "open_clips"]
+__all__ = ["CachedVideos", "Videos", "open_clips"]
+
+MOVING_CLASSES = 2
 
 
 class Videos(Clips):
-    """UCF-101 as it is distributed, and what is laid out like it.
+    """UCF-101 as it is distributed, and data sets with the same layout.
 
     Class folders in ``root``, ``root/videos`` or ``root/UCF-101``; ``split`` is the name of a list
     in ``root/splits``, ``root/ucfTrainTestlist`` or ``root``, or "train" or "val" for list 01.
@@ -31,7 +32,7 @@ class Videos(Clips):
     def __init__(
         self, root: str, split: str, mode: str = "RGB", *, classes: list[str] | None = None
     ) -> None:
-        _opencv()  # its absence stops the run here; in ``load`` it would make a video unreadable
+        _opencv()  # without OpenCV stop here; in ``load`` the video would count as unreadable
         self.mode = mode
         lists = list_folder(Path(root))
         if lists is None:
@@ -57,11 +58,11 @@ class CachedVideos(Clips):
 
     def __init__(self, source: Clips) -> None:
         self.source, self.classes = source, source.classes
-        self.kept = Kept(len(source), self._decode, "videos")
+        self.cache = PixelCache(len(source), self._decode, "videos")
 
     def _decode(self, index: int) -> tuple[int, list[np.ndarray]]:
         found = self.source.read(index, range)
-        return found.said, [found.frames[n] for n in range(found.seen)]
+        return found.claimed, [found.frames[n] for n in range(found.seen)]
 
     def __len__(self) -> int:
         return len(self.source)
@@ -73,53 +74,61 @@ class CachedVideos(Clips):
         return self.source.target(index)
 
     def read(self, index: int, choose: Choose) -> Reading:
-        said, seen = self.kept.load(index)
-        numbers = choose(said)
-        there = {n: self.kept.picture(index, n) for n in numbers if n < seen}
-        return Reading(said, numbers, there, seen)
+        claimed, seen = self.cache.load(index)
+        numbers = choose(claimed)
+        frames = {n: self.cache.picture(index, n) for n in numbers if n < seen}
+        return Reading(claimed, numbers, frames, seen)
 
 
-def open_clips(data: Data, *, train: bool = True) -> tuple[Clips | None, Clips]:
-    """The training source (None unless asked for) and the validation source, checked."""
-    mode = mode_of(data)
-    opened: list[Clips] = []
-    if data.name == "moving":
-        check_classes(data, 2, "moving")
-        opened = [Moving(train=part, mode=mode) for part in (True, False)[0 if train else 1 :]]
-    elif data.name == "ucf101":
-        opened = list(_open_videos(data, mode, train))
-    else:
-        raise UserError(f"data.name: expected ucf101 or moving, got {data.name!r}")
-    if data.cache:
-        opened = [CachedVideos(source) for source in opened]
-    return opened[0] if train else None, opened[-1]
+def open_clips(
+    name: str,
+    root: str | None,
+    splits: tuple[str, str],
+    *,
+    num_classes: int,
+    mode: str = "RGB",
+    skip: bool = False,
+    train: bool = True,
+) -> list[Clips]:
+    """Open the training and the validation split, or the latter alone, and check them.
 
-
-def _open_videos(data: Data, mode: str, train: bool) -> Sequence[Videos]:
-    """Both splits or the second, and nothing that is found wrong only when it is loaded."""
+    Args:
+        name: "ucf101" or "moving".
+        root: The folder of the data set.
+        splits: The names of the two splits.
+        num_classes: How many classes each must have.
+        mode: Pillow's name of the channels, "RGB" or "L".
+        skip: Go on if videos are missing.
+        train: Open both splits.
+    """
+    if name == "moving":
+        check_classes(MOVING_CLASSES, num_classes, "moving")
+        return [Moving(train=part, mode=mode) for part in (True, False)[0 if train else 1 :]]
+    if name != "ucf101":
+        raise UserError(f"data.name: expected ucf101 or moving, got {name!r}")
     opened: list[Videos] = []
-    for split in (data.train_split, data.val_split)[0 if train else 1 :]:
-        root = root_of(data)
-        known = opened[0].classes if opened else training_classes(Path(root), data.train_split)
-        opened.append(Videos(root, split, mode, classes=known))
-        check_classes(data, len(opened[-1].classes), f"split {split!r} of {root}")
+    for split in splits[0 if train else 1 :]:
+        folder = require_root(root)
+        known = opened[0].classes if opened else training_classes(Path(folder), splits[0])
+        opened.append(Videos(folder, split, mode, classes=known))
+        check_classes(len(opened[-1].classes), num_classes, f"split {split!r} of {folder}")
         missing = [path for path, _ in opened[-1].items if not path.exists()]
-        if missing and data.unreadable == "stop":
+        if missing and not skip:
             raise UserError(
-                f"data.root: split {split!r} has {len(missing)} videos that are not there, such as "
-                f"{missing[0]}; data.unreadable=skip would go on without them"
+                f"data.root: split {split!r} has {len(missing)} videos that do not exist, such as "
+                f"{missing[0]}; data.unreadable=skip continues without them"
             )
     both = set.intersection(*({path for path, _ in source.items} for source in opened))
     if both and train:
         raise UserError(
-            f"data.val_split: {data.val_split} and data.train_split {data.train_split} have "
+            f"data.val_split: {splits[1]} and data.train_split {splits[0]} have "
             f"{len(both)} videos in common, such as {min(both)}"
         )
-    return opened
+    return list(opened)
 
 
 def _opencv() -> Any:
-    """OpenCV, quiet and in one thread: others load beside it."""
+    """Return OpenCV, without messages and in one thread: other processes load at the same time."""
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     try:
@@ -134,14 +143,14 @@ def _opencv() -> Any:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A video, and how many frames it says it has."""
+    """Open a video; give it and the number of frames that its header claims."""
     cv2 = _opencv()
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would block
         raise FileNotFoundError("not a file" if path.exists() else "no such file")
     if not path.stat().st_size:
         raise ValueError("an empty file")
-    str(path).encode()  # OpenCV would not refuse a name that is no text: it would crash
-    # FFmpeg and nothing else: another would take digits in the name for a sequence of pictures.
+    str(path).encode()  # OpenCV crashes on a name that is not UTF-8
+    # FFmpeg only: another reader would take digits in the name for a sequence of pictures.
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
     try:
         if not capture.isOpened():
@@ -152,24 +161,24 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _decode(path: Path, choose: Choose, mode: str) -> Reading:
-    """The chosen frames: every one before the last is decoded, for seeking is not exact."""
+    """Read the chosen frames. All before the last are decoded, since seeking is not exact."""
     cv2 = _opencv()
-    turned = {"RGB": cv2.COLOR_BGR2RGB, "L": cv2.COLOR_BGR2GRAY}[mode]
-    with _opened(path) as (capture, said):
-        if said < 2:  # some formats do not say
-            said = _count(path)
-        numbers = choose(said)
+    conversion = {"RGB": cv2.COLOR_BGR2RGB, "L": cv2.COLOR_BGR2GRAY}[mode]
+    with _opened(path) as (capture, claimed):
+        if claimed < 2:  # some formats have no number
+            claimed = _count(path)
+        numbers = choose(claimed)
         wanted = numbers if isinstance(numbers, range) else set(numbers)
         frames: dict[int, np.ndarray] = {}
         seen = 0
         while seen <= numbers[-1] and capture.grab():
             if seen in wanted:
-                there, pixels = capture.retrieve()  # (H, W, 3), blue first
-                if not there:
+                decoded, pixels = capture.retrieve()  # (H, W, 3), blue first
+                if not decoded:
                     raise ValueError(f"frame {seen} cannot be decoded")
-                frames[seen] = cv2.cvtColor(pixels, turned)
+                frames[seen] = cv2.cvtColor(pixels, conversion)
             seen += 1
-    return Reading(said, numbers, frames, seen)
+    return Reading(claimed, numbers, frames, seen)
 
 
 def _count(path: Path) -> int:

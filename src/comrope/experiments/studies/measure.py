@@ -17,12 +17,11 @@ from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
-from comrope.experiments.data.images import open_sources
 from comrope.experiments.inspect import angle_elements, at_the_start, histogram
 from comrope.experiments.runs.directory import WEIGHTS, read_result
 from comrope.experiments.studies.paper.video import REVERSED, pair_of
-from comrope.experiments.tasks.views import View, usual_view, views_of
-from comrope.experiments.training.evaluate import accuracy, load_run, validating
+from comrope.experiments.tasks.views import usual_view, views_of
+from comrope.experiments.training.evaluate import accuracy, load_run, open_sources, validating
 
 __all__ = ["OFFSETS", "SHARES", "is_at_hand", "look_beside"]
 
@@ -97,7 +96,7 @@ def _looking(config: Config, folder: Path) -> Iterator[Callable[..., dict[str, A
     model.to(accelerator.device)
     with validating(config, open_sources(config, train=False)[1], accelerator) as validation:
 
-        def look(view: View, **options: Any) -> dict[str, Any]:
+        def look(view: Any, **options: Any) -> dict[str, Any]:
             return accuracy(model, config, validation, view, accelerator, **options)
 
         yield look

@@ -17,7 +17,6 @@ from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config, load_recipe, to_dict
-from comrope.experiments.data.images import open_sources
 from comrope.experiments.launch import Task, run_all
 from comrope.experiments.studies import (
     LABELS,
@@ -35,8 +34,9 @@ from comrope.experiments.studies.markdown import counts_of_seeds
 from comrope.experiments.studies.paper import cost, detection
 from comrope.experiments.studies.plan import Plan, make_plan
 from comrope.experiments.studies.study import packaged
-from comrope.experiments.tasks.views import check_views, usual_view, views_of
-from comrope.experiments.training.evaluate import build_model, load_run
+from comrope.experiments.tasks import task_of
+from comrope.experiments.tasks.views import usual_view
+from comrope.experiments.training.evaluate import load_run
 
 __all__ = ["Asked", "gathered", "reproduce"]
 
@@ -216,9 +216,12 @@ def _check(plan: dict[Cell, list[Config]]) -> None:
     """Everything that can be wrong, before the first run rather than at the tenth."""
     firsts = [configs[0] for configs in plan.values()]
     for data, config in {replace(each.data, cache=False): each for each in firsts}.items():
-        open_sources(replace(config, data=data))
+        task_of(replace(config, data=data)).open()
     for configs in plan.values():
-        check_views(build_model(configs[0]), views_of(configs[0]).values())
+        task = task_of(configs[0])
+        model = task.build_model()
+        for view in task.views().values():
+            task.check_view(model, view)
 
 
 def _show_found(plan: dict[Cell, list[Config]], runs: Path, path: Path) -> None:

@@ -1,1 +1,48 @@
-"""What a run learns: data, model, loss and evaluation of one kind of data each."""
+"""Kinds of data: what a run loads, trains and evaluates (see ``Task``)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.config import Config
+from comrope.experiments.tasks.base import Task
+
+__all__ = ["TASKS", "Task", "task_of"]
+
+# By the name that a recipe has for it; "module:Class" is imported when it is needed.
+TASKS: dict[str, str | type[Task]] = {
+    "images": "comrope.experiments.tasks.images:ImageTask",
+    "clips": "comrope.experiments.tasks.clips:ClipTask",
+    "detection": "comrope.experiments.tasks.detection:DetectionTask",
+}
+# By data.name, for recipes that name no task; every other name is of images.
+BY_DATA = {"ucf101": "clips", "moving": "clips", "coco": "detection", "scenes": "detection"}
+
+
+def task_of(config: Config) -> Task:
+    """Return the task of a configuration, which is checked.
+
+    Raises:
+        UserError: There is no such task, or a field does not suit it.
+    """
+    name = config.task or BY_DATA.get(config.data.name, "images")
+    return _class_of(name)(config)
+
+
+def _class_of(name: str) -> type[Task]:
+    found: Any = TASKS.get(name, name)
+    if isinstance(found, str):
+        module, colon, attribute = found.partition(":")
+        if not colon:
+            raise UserError(
+                f"task: expected one of {', '.join(TASKS)} or package.module:Class, got {name!r}"
+            )
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"task: {name!r} cannot be imported ({error})") from None
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise UserError(f"task: expected a subclass of Task, got {name!r}")
+    return found

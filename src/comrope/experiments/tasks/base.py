@@ -1,151 +1,290 @@
-"""What a run learns, and how well: classes of images and clips, or boxes."""
+"""What a run trains and evaluates: its data, model, loss, metrics and views.
+
+A new kind of data is a subclass of ``Task`` in any package. A recipe names it: ``task: NAME`` for
+those in ``TASKS``, else ``task: package.module:Class``. ``options`` of the recipe are its own.
+"""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from comrope import positions as coordinates
+from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.common.randomness import generator
+from comrope.experiments.common.randomness import seed_everything
 from comrope.experiments.config import Config
-from comrope.experiments.data.batches import Normalize, Validation
-from comrope.experiments.data.coco import METRICS
-from comrope.experiments.tasks.init_from import begin_with
-from comrope.experiments.tasks.views import View, usual_view
-from comrope.experiments.training.evaluate import accuracy, vit_of
-from comrope.experiments.training.optim import Soften
+from comrope.experiments.data.batches import AnyBatch, Batch, TrainBatches, Validation
+from comrope.experiments.data.workers import create_loader
+from comrope.experiments.runs.directory import read_weights
+from comrope.experiments.tasks.init_from import InitReport, fit_weights
 
-__all__ = ["Objective", "objective_of"]
+__all__ = ["NO_PROBE", "Advance", "Probe", "Splits", "Step", "Task", "compile_blocks"]
 
-Advance = Callable[[int], Any]
+Advance = Callable[[int], Any]  # called with the number of samples evaluated since the last call
+BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+BEFORE = re.compile(r"(?:^|\.)(?:patches|patch_embed|ape|pos_embed|cls_token|reg_token)\b")
 
 
-class Objective(ABC):
-    """A loss to train by, and figures to evaluate by, of the model of a configuration."""
+class Probe(NamedTuple):
+    """What an evaluation changes about the coordinates."""
 
-    figures: tuple[str, ...]  # of an evaluation: what they are called
+    offset: float = 0.0  # the paper's rho: standard deviation of a shift, in image widths
 
-    def __init__(self, config: Config, accelerator: Accelerator) -> None:
-        self.config, self.accelerator, self.device = config, accelerator, accelerator.device
+
+NO_PROBE = Probe()
+
+
+class Step(NamedTuple):
+    """Where in training a loss is computed."""
+
+    number: int
+    part: int  # of those whose gradients are added up in a step
+    process: int
+    device: torch.device
+
+
+class Splits(NamedTuple):
+    """The samples of a data set, checked."""
+
+    train: Any  # None unless asked for
+    validation: Any
+
+
+class SingleView(NamedTuple):
+    """The only view of a task that has one."""
+
+    size: int = 1
+
+
+class Task(ABC):
+    """One kind of data: how to load it, which model it trains, and how that is evaluated.
+
+    A task is a function of its configuration and holds nothing else, so that loading processes get
+    copies of it. Its methods are called in this order: ``check`` (by the constructor),
+    ``build_model``, ``open``, ``dataset``, ``initialize``, then ``loss`` at every part of every
+    step, ``evaluate`` for every view, and ``summarize``.
+
+    Attributes:
+        name: Of the task, as a recipe names it.
+        headline: The metric that a result is read for, such as "top1".
+        unit: Of the headline, such as "%".
+        samples: What to call the samples in messages and results.
+    """
+
+    name: ClassVar[str]
+    headline: ClassVar[str]
+    unit: ClassVar[str] = "%"
+    samples: ClassVar[str] = "samples"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.check()
+
+    # Configuration
+
+    def check(self) -> None:  # noqa: B027
+        """Raise ``UserError`` unless the fields that concern this task are valid together."""
+
+    def check_evaluation(self, trained: Config) -> None:
+        """Raise unless this configuration may evaluate the model that ``trained`` trained."""
+        if self.config.model != trained.model:
+            raise UserError("model: cannot be changed in evaluation; the weights are the run's")
+
+    @property
+    def training_view(self) -> Any:
+        """The view that is trained in."""
+        return SingleView()
+
+    def views(self, sizes: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return the views to evaluate in, by their names in results.
+
+        Args:
+            sizes: Only the training view at these sizes, such as resolutions; by default the views
+                of the configuration.
+        """
+        if sizes is not None:
+            raise UserError(f"resolutions: the task {self.name} has none; expected no option")
+        return {"all": self.training_view}
+
+    def check_view(self, model: nn.Module, view: Any) -> None:  # noqa: B027
+        """Raise unless the model can be evaluated in a view."""
+
+    def check_probe(self, model: nn.Module, probe: Probe) -> None:
+        """Raise unless the model can be evaluated with a probe."""
+        if probe.offset:
+            raise UserError(f"offsets: the coordinates of {self.name} cannot be moved; expected 0")
+
+    # Data
 
     @abstractmethod
-    def loss(self, run: Any, batch: Any, part: int) -> Tensor:
-        """Of one of the parts of a step."""
+    def open(self, *, train: bool = True) -> Splits:
+        """Return the validation source, and the training source if ``train``; both checked."""
 
     @abstractmethod
-    def evaluate(
-        self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0
-    ) -> dict[str, Any]:
-        """The figures, how many images they are of and how many could not be read."""
+    def dataset(self, source: Any, view: Any | None) -> Dataset[Any]:
+        """Return the samples of a source by ``Key``: in a view, or as in training if it is None."""
 
-    @abstractmethod
-    def begin(self, model: Any) -> dict[str, Any]:
-        """Fill the model with the weights of ``train.start_from``; what is known of them."""
+    def collate(self, items: list[Any]) -> AnyBatch:
+        """Return a batch of items of the data set, by default pairs of input and target."""
+        return Batch(*default_collate(items))
 
-    @abstractmethod
-    def summary(self, source: Any, results: dict[str, Any]) -> dict[str, Any]:
-        """Of the evaluations in all views: what becomes part of a run's result."""
-
-    def logged(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Of an evaluation during training."""
-        return {name: found[name] for name in self.figures if name in found}
-
-
-class Classification(Objective):
-    figures = ("top1",)
-
-    def __init__(self, config: Config, accelerator: Accelerator) -> None:
-        super().__init__(config, accelerator)
-        self.normalize, self.soften = Normalize(config, self.device), Soften(config)
-
-    def loss(self, run: Any, batch: Any, part: int) -> Tensor:
-        targets = batch.targets.to(self.device, non_blocking=True)
-        images, targets = self.soften(self.normalize(batch.images), targets)
-        place = self.positions(run)
-        if place.ndim == 3:
-            share, parts = len(images), self.config.train.accumulate
-            first = (self.accelerator.process_index * parts + part) * share
-            place = place[first : first + share]
-        return self.soften.loss(run.model(images, place), targets)
-
-    def positions(self, run: Any) -> Tensor:
-        """Of the patches: their centres, or where they were moved to, for the whole batch."""
-        train, grid = self.config.train, run.bare.train_grid
-        place = coordinates.grid(grid, device=self.device)
-        # Drawn for all processes at once, so that it does not depend on their number.
-        samples = train.batch_size if train.perturbation_per == "sample" else None
-        if train.perturbation:
-            place = coordinates.perturb(
-                place,
-                [1 / size for size in grid],
-                train.perturbation,
-                batch_size=samples,
-                axes=train.perturbation_axes or None,
-                generator=generator(train.seed, "noise", run.step, device=self.device),
-            )
-        if train.rescale > 1:
-            place = coordinates.rescale(
-                place,
-                train.rescale,
-                batch_size=samples if place.ndim == 2 else None,
-                generator=generator(train.seed, "scale", run.step, device=self.device),
-            )
-        return place
-
-    def evaluate(
-        self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0
-    ) -> dict[str, Any]:
-        return accuracy(
-            model, self.config, validation, view, self.accelerator, offset=offset, advance=advance
+    def training_batches(self, size: int, *, process: int = 0, processes: int = 1) -> TrainBatches:
+        """Return this process's batches of a training set of ``size`` samples."""
+        train = self.config.train
+        return TrainBatches(
+            size,
+            batch_size=train.batch_size,
+            epochs=train.epochs,
+            seed=train.seed,
+            parts=train.accumulate,
+            repeats=self.config.augment.repeats,
+            process=process,
+            processes=processes,
         )
 
-    def begin(self, model: Any) -> dict[str, Any]:
-        return begin_with(model, self.config)
-
-    def summary(self, source: Any, results: dict[str, Any]) -> dict[str, Any]:
-        """What was taken for what as it was trained, with names where there are some."""
-        top1 = {name: found["top1"] for name, found in results.items()}
-        taken_for = results.get(str(usual_view(self.config).resolution), {}).get("taken_for")
-        if taken_for is None:
-            return {"top1": top1}
-        names = getattr(source, "classes", None)
-        return {"top1": top1, "classes": names, "taken_for": taken_for}
-
-
-class Detection(Objective):
-    figures = (*METRICS, "masks")
-
-    def loss(self, run: Any, batch: Any, part: int) -> Tensor:
-        from comrope.experiments.tasks.detection import detection_loss
-
-        return detection_loss(run.model, batch, self.device)
-
-    def evaluate(
-        self, model: Any, validation: Validation, view: View, advance: Advance, offset: float = 0.0
-    ) -> dict[str, Any]:
-        if offset:
-            raise UserError("offsets: the coordinates of a detector cannot be moved; expected 0")
-        from comrope.experiments.tasks.detection import average_precision
-
-        return average_precision(
-            model, self.config, validation, view, self.accelerator, advance=advance
+    def training_loader(self, source: Any, batches: TrainBatches) -> DataLoader[Any]:
+        """Return the loader of some training batches."""
+        return create_loader(
+            self.dataset(source, None),
+            batches,
+            self.collate,
+            workers=self.config.data.workers,
+            pin_memory=self._pin_memory,
         )
 
-    def begin(self, model: Any) -> dict[str, Any]:
-        from comrope.experiments.tasks.detection import begin_detector
+    def validation(self, source: Any, *, process: int = 0, processes: int = 1) -> Validation:
+        """Return this process's share of a validation set, to be closed in the end."""
+        return Validation(
+            source,
+            partial(self.dataset, source),
+            self.collate,
+            training_view=self.training_view,
+            batch_size=self.config.evaluate.batch_size,
+            process=process,
+            processes=processes,
+            workers=self.config.data.workers,
+            pin_memory=self._pin_memory,
+        )
 
-        return begin_detector(vit_of(model), self.config)
+    @property
+    def _pin_memory(self) -> bool:
+        return torch.cuda.is_available() and self.config.train.device != "cpu"
 
-    def summary(self, source: Any, results: dict[str, Any]) -> dict[str, Any]:
-        figures = {name: self.logged(found) for name, found in results.items()}
-        ap = {name: found["AP"] for name, found in results.items()}
-        return {"AP": ap, "figures": figures, "classes": source.classes}
+    def describe_data(self, source: Any) -> str:
+        """Return a line about the training data."""
+        return f"{len(source)} {self.samples} to train on"
+
+    # Model
+
+    def build_model(self) -> nn.Module:
+        """Return the model with its initial weights, a function of the configuration alone."""
+        seed_everything(self.config.train.seed, "start")
+        return self.create_model()
+
+    @abstractmethod
+    def create_model(self) -> nn.Module:
+        """Return the model; the global generators are seeded before."""
+
+    def backbone(self, model: nn.Module) -> Any:
+        """Return the part of a model that encodes positions, such as the ViT of a detector."""
+        return model
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """Return the repeated parts of a model, which are compiled and sharded one by one."""
+        return getattr(self.backbone(model), "blocks", ())
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile a model in place for training."""
+        if blocks := list(self.blocks(model)):
+            compile_blocks(blocks)
+        else:
+            model.compile()
+
+    def layer_of(self, name: str) -> int | None:
+        """Return the layer of a parameter, for ``optim.layer_decay``.
+
+        0 is what comes before the blocks, None what comes after them.
+        """
+        if found := BLOCK.search(name):
+            return 1 + int(found[1])
+        return 0 if BEFORE.search(name) else None
+
+    def position_parameters(self, model: nn.Module) -> int:
+        """Return how many parameters encode positions."""
+        found = rotary_modules(model).values()
+        return sum(parameter.numel() for module in found for parameter in module.parameters())
+
+    def initialize(self, model: nn.Module) -> InitReport:
+        """Fill a model, sharded or not, with the weights of the run ``train.start_from``."""
+        start = str(self.config.train.start_from)
+        return fit_weights(model, read_weights(Path(start), "train.start_from")[1], start)
+
+    def prepare(self, model: nn.Module, accelerator: Accelerator) -> None:  # noqa: B027
+        """Prepare a model on its device for training, before anything is loaded."""
+
+    # Training and evaluation
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, step: Step) -> Tensor:
+        """Return the mean loss of a batch. The model may be wrapped (``unwrap``)."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        model: nn.Module,
+        validation: Validation,
+        view: Any,
+        accelerator: Accelerator,
+        *,
+        probe: Probe = NO_PROBE,
+        advance: Advance = lambda samples: None,
+    ) -> dict[str, Any]:
+        """Return the metrics of a validation set, the same in every process.
+
+        The headline is among them; the number of samples is under ``samples``, and the number of
+        those that could not be read under "unreadable".
+        """
+
+    # Results
+
+    def log_values(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Return what is logged of an evaluation during training."""
+        return {self.headline: found[self.headline]}
+
+    def summarize(self, source: Any, by_view: dict[str, Any]) -> dict[str, Any]:
+        """Return this task's part of a run's result from the evaluations in all views."""
+        return {self.headline: {name: found[self.headline] for name, found in by_view.items()}}
+
+    def merge(self, result: dict[str, Any], by_view: dict[str, Any]) -> None:
+        """Add evaluations in more views to a run's result, in place."""
+        result[self.headline].update({n: found[self.headline] for n, found in by_view.items()})
+
+    def format_value(self, value: float) -> str:
+        """Return the headline for people."""
+        return f"{value:.2f} {self.unit}".rstrip()
+
+    def format_view(self, name: str) -> str:
+        """Return a view's name for people."""
+        return name
+
+    def describe(self, view: str, entry: dict[str, Any]) -> str:
+        """Return one line about an evaluation; the entry has at least the headline."""
+        return f"{self.format_view(view):>8}  {self.format_value(entry[self.headline]):>8}"
 
 
-def objective_of(config: Config, accelerator: Accelerator) -> Objective:
-    return (Detection if config.detects else Classification)(config, accelerator)
+def compile_blocks(blocks: Iterable[nn.Module], dynamic: bool | None = None) -> None:
+    """Compile blocks one by one: they share one compilation, which is faster than the whole."""
+    blocks = list(blocks)
+    for block in blocks:
+        block.compile(dynamic=dynamic)
+    # The blocks share their code; each rate of drop path needs a compilation of its own.
+    torch._dynamo.config.recompile_limit += 4 * len(blocks)

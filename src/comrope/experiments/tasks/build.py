@@ -1,7 +1,13 @@
-"""Models of timm in our training: ``timm:NAME``, with ``comrope.swap`` for their rotations."""
+"""Models from a configuration: ViTs with fields passed by name, and timm's with swapped rotations.
+
+A field of the section ``model`` that is a parameter of ``ViT``, or of ``RotaryEmbedding``, reaches
+it by its name. So a new option of the model is a parameter there and a field of ``Model``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,30 +21,86 @@ from comrope.experiments.common.console import say
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config, Model
 from comrope.integrations import swap
-from comrope.methods import has_vanilla_frequencies
+from comrope.methods import METHODS, has_vanilla_frequencies
+from comrope.models import ViT, create_model
+from comrope.rotary import RotaryEmbedding
 
-__all__ = ["Adopted", "adopt", "init_of", "pretrained_weights"]
+__all__ = [
+    "DECIDED_BY_TIMM",
+    "TimmModel",
+    "build_timm_model",
+    "build_vit",
+    "pretrained_weights",
+    "training_resolution",
+]
 
-# What a model of timm decides by itself.
-ITS_OWN = (
-    "class_token",
-    "global_pool",
-    "layer_scale",
-    "axis_scale",
-    "rotate_values",
-    "locality_bias",
+FIELDS = tuple(field.name for field in dataclasses.fields(Model))
+NO_ARGUMENTS = ("name", "tubelet")  # fields that decide the sizes
+OF_VIT = set(inspect.signature(ViT.__init__).parameters)
+OF_ROTATION = set(inspect.signature(RotaryEmbedding.__init__).parameters)
+OF_SWAP = {"position", "ape", "class_position"} | OF_ROTATION  # "position" is its "method"
+# Fields of a ViT that a model of timm decides itself. Its constructor takes drop_path_rate, and
+# position_units becomes a position_scale.
+DECIDED_BY_TIMM = tuple(
+    name
+    for name in FIELDS
+    if name not in OF_SWAP and name not in (*NO_ARGUMENTS, "drop_path_rate", "position_units")
 )
 
 
-class Adopted(nn.Module):
-    """A vision transformer of timm, with what training and evaluation ask of a ``ViT`` besides."""
+def training_resolution(name: str) -> tuple[int, int]:
+    """Return the training resolution of ``model.name``, (rows, columns) in pixels."""
+    if name.startswith(TIMM):
+        known = timm.get_pretrained_cfg(name.removeprefix(TIMM))
+        if known is None:
+            raise UserError(f"model.name: timm has no {name.removeprefix(TIMM)!r}")
+        return known.input_size[-2], known.input_size[-1]
+    size = int(name.rsplit("_", 1)[1])
+    return size, size
+
+
+def init_of(model: Model) -> str:
+    """Return the library's name of an initialization."""
+    return {"rope-random-axes": "turned", "isotropic": "scattered"}.get(model.init, model.init)
+
+
+def build_vit(config: Config, **options: Any) -> ViT:
+    """Return the ViT of a configuration with random weights.
+
+    Args:
+        config: The configuration.
+        options: Arguments of ``ViT`` that are not in the section ``model``.
+    """
+    model, rotates = config.model, config.model.position in METHODS
+    for name in FIELDS:
+        value = getattr(model, name)
+        if name in NO_ARGUMENTS or (name in OF_ROTATION and not rotates):
+            continue
+        if name not in OF_VIT | OF_ROTATION:
+            raise TypeError(f"model.{name}: is no parameter of ViT or RotaryEmbedding")
+        options[name] = None if value == () else value
+    if rotates:
+        options["init"] = init_of(model)
+    try:
+        return create_model(
+            model.name,
+            num_classes=config.data.num_classes,
+            in_chans=config.data.in_chans,
+            **options,
+        )
+    except ValueError as error:
+        raise UserError(f"model: {error}") from None
+
+
+class TimmModel(nn.Module):
+    """A vision transformer of timm with the attributes of ``ViT`` that experiments need."""
 
     num_axes, ape, axis_scale = 2, None, None
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.patches = Cut(model.patch_embed.patch_size)
+        self.patches = PatchGrid(model.patch_embed.patch_size)
         self.train_grid = tuple(model.patch_embed.grid_size)
         self.num_prefix_tokens = model.num_prefix_tokens
 
@@ -47,24 +109,24 @@ class Adopted(nn.Module):
         return self.model.blocks
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits. It finds the positions itself: the patch centres, as those handed to it are."""
+        """Return logits. ``positions`` are unused: the model finds the patch centres itself."""
         return self.model(x)
 
-    def token_positions(self, grid: Sequence[int], patch_units: float = 0.0) -> Tensor:
-        """Where they are seen to be: those that it uses are its own, whatever is asked."""
+    def token_positions(self, grid: Sequence[int]) -> Tensor:
+        """Return the positions that the model uses, class tokens included: (T, 2)."""
         place = coordinates.grid(grid, device=self.model.patch_embed.proj.weight.device)
         return coordinates.with_class_token(place, count=self.num_prefix_tokens)
 
     def position_parameters(self) -> int:
-        """How many parameters the position encoding has: angles, and absolute positions in use."""
+        """Return the number of its angles, and of its absolute positions if they are in use."""
         angles = (p for module in rotary_modules(self).values() for p in module.parameters())
         table: nn.Parameter | None = getattr(self.model, "pos_embed", None)
         in_use = 0 if table is None or not table.requires_grad else table.numel()
         return sum(p.numel() for p in angles) + in_use
 
 
-class Cut:
-    """How an image is cut into patches, as ``ViT.patches`` knows it."""
+class PatchGrid:
+    """How an image is cut into patches, with the attributes of ``ViT.patches``."""
 
     def __init__(self, patch_size: Sequence[int]) -> None:
         self.patch_size = tuple(patch_size)
@@ -73,55 +135,45 @@ class Cut:
         return tuple(size // patch for size, patch in zip(canvas, self.patch_size, strict=True))
 
 
-def init_of(model: Model) -> str:
-    """The library's name of an initialization."""
-    return {"rope-random-axes": "turned", "isotropic": "scattered"}.get(model.init, model.init)
+def build_timm_model(config: Config) -> TimmModel:
+    """Return the model of ``timm:NAME`` with random weights, its rotations swapped in.
 
-
-def adopt(config: Config) -> Adopted:
-    """The model of ``timm:NAME`` with random weights, its rotations swapped in.
-
-    Position "ape" leaves it as it is; a method keeps its absolute positions if ``model.ape``.
+    Position "ape" leaves it unchanged; a method keeps its absolute positions if ``model.ape``.
     """
     model = config.model
-    if changed := [name for name in ITS_OWN if getattr(model, name) != getattr(Model(), name)]:
-        raise UserError(f"model.{changed[0]}: a model of timm decides it; leave it as it is")
-    train = config.train
-    for field, value, none in (
-        ("perturbation", train.perturbation, 0),
-        ("rescale", train.rescale, 1),
-    ):
-        if value != none:
-            raise UserError(
-                f"train.{field}: expected {none}, since the absolute positions of a model of timm "
-                f"cannot be moved, got {value:g}"
-            )
-    adopted = Adopted(_create(config, model.name.removeprefix(TIMM)))
+    for name in DECIDED_BY_TIMM:
+        if getattr(model, name) != getattr(Model(), name):
+            raise UserError(f"model.{name}: a model of timm decides it; expected the default")
+    if config.train.perturbation:
+        raise UserError(
+            "train.perturbation: expected 0, since the absolute positions of a model of timm "
+            f"cannot be moved, got {config.train.perturbation:g}"
+        )
+    built = TimmModel(_create(config, model.name.removeprefix(TIMM)))
     if model.position == "ape":
-        return adopted
+        return built
     vanilla = has_vanilla_frequencies(model.position, init_of(model))
     in_patches = vanilla and model.position_units == "patch"
+    options = {name: getattr(model, name) for name in FIELDS if name in OF_ROTATION}
+    options["init"] = init_of(model)
     try:
         swap(
-            adopted.model,
+            built.model,
             model.position,
             ape="keep" if model.ape else "drop",
             class_position=model.class_position,
-            init=init_of(model),
-            spread=model.spread,
-            block_size=model.block_size,
-            base=model.base,
-            position_scale=adopted.train_grid if in_patches else None,
+            position_scale=built.train_grid if in_patches else None,
+            **options,
         )
     except ValueError as error:
         raise UserError(f"model: {error}") from None
-    return adopted
+    return built
 
 
 def pretrained_weights(config: Config, name: str) -> tuple[dict[str, Tensor], int]:
-    """What timm has under ``name``, for the model of a configuration, and how many classes it knew.
+    """Return timm's weights ``name`` for the model of a configuration, and their classes.
 
-    Downloaded unless it is there already; safetensors or nothing, so that no pickle is ever read.
+    Downloaded unless they are cached; safetensors only, so that no pickle is ever read.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -138,9 +190,9 @@ def pretrained_weights(config: Config, name: str) -> tuple[dict[str, Tensor], in
         model = _create(config, short, pretrained=True, pretrained_cfg_overlay={"file": place})
     except (OSError, RuntimeError, SafetensorError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"train.start_from: {name} cannot be had ({reason})") from None
+        raise UserError(f"train.start_from: {name} cannot be downloaded ({reason})") from None
     if (tuple(known.mean), tuple(known.std)) != (config.data.mean, config.data.std):
-        say(f"{name} was trained with data.mean={known.mean} data.std={known.std}, other than here")
+        say(f"{name} was trained with data.mean={known.mean} data.std={known.std}, unlike this run")
     return {f"model.{key}": tensor for key, tensor in model.state_dict().items()}, known.num_classes
 
 

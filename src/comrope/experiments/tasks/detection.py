@@ -1,12 +1,12 @@
-"""Detection as something to train: the detector, its loss, and COCO's figures of what it finds."""
+"""Object detection: a detector of torchvision around a ViT, judged by COCO's metrics."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,161 +15,326 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from comrope.experiments.common.distributed import autocast, total
+from comrope.experiments.common.cuda_graph import replay_in_training
+from comrope.experiments.common.distributed import autocast, sum_over_processes
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config import TIMM, Config
+from comrope.experiments.common.randomness import seed_everything
+from comrope.experiments.config import TIMM
 from comrope.experiments.data.batches import IGNORED, Validation
-from comrope.experiments.data.boxes import BoxBatch, Boxed
-from comrope.experiments.data.coco import metrics
-from comrope.experiments.tasks.build import pretrained_weights
-from comrope.experiments.tasks.init_from import ANGLES, OF_A_CLASSIFIER, begin_with, refuse_misfits
-from comrope.experiments.tasks.views import View
-from comrope.models import ViT
-from comrope.models.detection import Loaded, load_timm_weights
+from comrope.experiments.data.boxes import (
+    BoxBatch,
+    BoxDataset,
+    BoxSource,
+    collate_boxes,
+    open_boxes,
+)
+from comrope.experiments.data.images import pil_mode
+from comrope.experiments.tasks.base import NO_PROBE, Advance, Probe, Splits, Step, Task
+from comrope.experiments.tasks.build import build_vit, pretrained_weights
+from comrope.experiments.tasks.checks import check_axes, check_images, refuse_clips
+from comrope.experiments.tasks.coco_metrics import METRICS, metrics
+from comrope.experiments.tasks.images import ImageView
+from comrope.experiments.tasks.init_from import (
+    ANGLE_KEYS,
+    InitReport,
+    check_fit,
+    init_from_weights,
+)
+from comrope.models.detection import load_timm_weights
 from comrope.models.detection.detector import detector
 
-__all__ = [
-    "average_precision",
-    "begin_detector",
-    "build_detector",
-    "detection_loss",
-    "find",
-    "score",
-]
+__all__ = ["DetectionTask"]
 
-MOST_FOUND = 100  # an image, as COCO's figures count
+MAX_DETECTIONS = 100  # an image, as COCO's metrics count
 FILE = ".safetensors"
-# Of timm's weights, what a detector has no use for; pos_embed where absolute positions are dropped.
-SPARE = re.compile(r"(cls_token|pos_embed|(head|head_dist|pre_logits)\b.*|dist_token)")
+# Weights that a detector does not need: of a classifier, and of timm's ViTs (pos_embed where
+# absolute positions are dropped).
+OF_A_CLASSIFIER = ("cls_token", "head.weight", "head.bias")
+UNUSED_OF_TIMM = re.compile(r"(cls_token|pos_embed|(head|head_dist|pre_logits)\b.*|dist_token)")
 
 
-def build_detector(config: Config, vit: ViT) -> nn.Module:
-    """A detector of torchvision around a ViT, as the section ``detect`` says."""
-    detect, data = config.detect, config.data
-    try:
-        model: Any = detector(
-            detect.kind,
-            vit=vit,
-            num_classes=1 + data.num_classes,  # torchvision counts the background
-            window=detect.window,
-            scale=detect.scale,
-            image_size=detect.image_size,
-            anchor_sizes=detect.anchors,
-            finest_stride=detect.finest_stride,
-            out_channels=detect.out_channels,
-            head_channels=detect.head_channels,
-            image_mean=data.mean,
-            image_std=data.std,
-            rpn_pre_nms_top_n_train=2 * detect.proposals,
-            rpn_post_nms_top_n_train=2 * detect.proposals,
-            rpn_pre_nms_top_n_test=detect.proposals,
-            rpn_post_nms_top_n_test=detect.proposals,
-            box_batch_size_per_image=detect.samples,
-            box_detections_per_img=MOST_FOUND,
+class DetectionTask(Task):
+    """Boxes, and masks if ``detect.kind`` is "mask", of the objects in images."""
+
+    name, headline, samples = "detection", "AP", "images"
+
+    # Configuration
+
+    def check(self) -> None:
+        config, detect = self.config, self.config.detect
+        check_images(config)
+        check_axes(config, 2)
+        refuse_clips(config, "images with boxes")
+        if config.model.name.startswith(TIMM):
+            raise UserError(
+                "model.name: expected vit_SIZE_patchP_RESOLUTION, a ViT of comrope; "
+                f"train.start_from fills it with timm's weights; got {config.model.name!r}"
+            )
+        for name, wanted in (("perturbation", 0), ("strategy", "ddp")):
+            if (value := getattr(config.train, name)) != wanted:
+                raise UserError(f"train.{name}: expected {wanted} for a detector, got {value!r}")
+        for name in ("mixup", "cutmix", "erase", "smoothing", "color_jitter", "auto_augment"):
+            if value := getattr(config.augment, name):
+                raise UserError(f"augment.{name}: is not for images with boxes, got {value}")
+        if config.data.holdout:
+            raise UserError(
+                "data.holdout: images with boxes cannot be held out; expected 0, got "
+                f"{config.data.holdout:g}"
+            )
+        if config.data.cache:
+            raise UserError("data.cache: images with boxes are not kept in memory; expected false")
+        low, high = detect.jitter
+        if not 0 < low <= high:
+            raise UserError(f"detect.jitter: expected two scales above 0, got {detect.jitter}")
+        if len(detect.anchors) != 5:
+            raise UserError(
+                f"detect.anchors: expected five sizes, one a level, got {detect.anchors}"
+            )
+
+    @property
+    def training_view(self) -> ImageView:
+        return ImageView(self.config.detect.image_size)
+
+    def views(self, sizes: Sequence[int] | None = None) -> dict[str, ImageView]:
+        """Return the view of training and those of ``evaluate.resolutions``."""
+        own = self.config.detect.image_size
+        wanted = (own, *self.config.evaluate.resolutions) if sizes is None else sizes
+        return {str(size): ImageView(size) for size in wanted}
+
+    # Data
+
+    def open(self, *, train: bool = True) -> Splits:
+        data = self.config.data
+        opened = open_boxes(
+            data.name,
+            data.root,
+            (data.train_split, data.val_split),
+            num_classes=data.num_classes,
+            mode=pil_mode(data.in_chans),
+            masks=self.has_masks,
+            train=train,
         )
-    except ValueError as error:
-        raise UserError(f"model: {error}") from None
-    model.transform.size_divisible = _square(model.backbone.coarsest_stride, detect.image_size)
-    return model
+        return Splits(opened[0] if train else None, opened[-1])
+
+    @property
+    def has_masks(self) -> bool:
+        return self.config.detect.kind == "mask"
+
+    def dataset(self, source: BoxSource, view: ImageView | None) -> Dataset[Any]:
+        config = self.config
+        return BoxDataset(
+            source,
+            image_size=config.detect.image_size,
+            jitter=config.detect.jitter,
+            hflip=config.augment.hflip,
+            fill=config.data.mean,  # zero after normalisation
+            masks=self.has_masks,
+            training=view is None,
+            seed=config.train.seed,
+            channels=config.data.in_chans,
+            skip=config.data.unreadable == "skip",
+        )
+
+    def collate(self, items: list[Any]) -> BoxBatch:
+        return collate_boxes(items)
+
+    def describe_data(self, source: Any) -> str:
+        left_out = getattr(source, "left_out", 0)
+        note = f"; {left_out} boxes are left out: crowds, or outside of their images"
+        return super().describe_data(source) + (note if left_out else "")
+
+    # Model
+
+    def create_model(self) -> nn.Module:
+        config, detect = self.config, self.config.detect
+        vit = build_vit(config)
+        seed_everything(config.train.seed, "heads")  # the same on top of every method
+        try:
+            model: Any = detector(
+                detect.kind,
+                vit=vit,
+                num_classes=1 + config.data.num_classes,  # torchvision counts the background
+                window=detect.window,
+                scale=detect.scale,
+                image_size=detect.image_size,
+                anchor_sizes=detect.anchors,
+                finest_stride=detect.finest_stride,
+                out_channels=detect.out_channels,
+                head_channels=detect.head_channels,
+                image_mean=config.data.mean,
+                image_std=config.data.std,
+                rpn_pre_nms_top_n_train=2 * detect.proposals,
+                rpn_post_nms_top_n_train=2 * detect.proposals,
+                rpn_pre_nms_top_n_test=detect.proposals,
+                rpn_post_nms_top_n_test=detect.proposals,
+                box_batch_size_per_image=detect.samples,
+                box_detections_per_img=MAX_DETECTIONS,
+            )
+        except ValueError as error:
+            raise UserError(f"model: {error}") from None
+        model.transform.size_divisible = _padded(model.backbone.coarsest_stride, detect.image_size)
+        return model
+
+    def backbone(self, model: Any) -> Any:
+        """Return the ViT inside a detector."""
+        return model.backbone.plain.vit
+
+    def position_parameters(self, model: nn.Module) -> int:
+        return int(self.backbone(model).position_parameters())
+
+    def initialize(self, model: nn.Module) -> InitReport:
+        """Fill the ViT with ``train.start_from``.
+
+        That is a classification run, timm's weights by name, or a ``.safetensors`` file with timm's
+        names.
+        """
+        start, vit = str(self.config.train.start_from), self.backbone(model)
+        if not start.startswith(TIMM) and not start.endswith(FILE):
+            return init_from_weights(vit, self.config, unused=OF_A_CLASSIFIER)
+        if start.startswith(TIMM):
+            tensors, _ = pretrained_weights(self.config, start)
+            tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        else:
+            try:
+                tensors = load_file(Path(start))
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"train.start_from: {start} cannot be read ({error})") from None
+        try:
+            new, left_out = load_timm_weights(vit, tensors)
+        except ValueError as error:
+            raise UserError(f"train.start_from: {start} does not fit: {error}") from None
+        wrong = [f"{name} is missing" for name in new if not ANGLE_KEYS.search(name)]
+        wrong += [f"{name} is unexpected" for name in left_out if not UNUSED_OF_TIMM.match(name)]
+        check_fit(f"train.start_from: {start}", wrong)
+        return InitReport(start, [*new], [*left_out])
+
+    def prepare(self, model: Any, accelerator: Accelerator) -> None:
+        """Record the backbone as a CUDA graph if ``detect.graph``.
+
+        Only where one GPU trains and gradients are not added up over parts.
+        """
+        config, device = self.config, accelerator.device
+        alone = accelerator.num_processes == 1 and config.train.accumulate == 1
+        if not config.detect.graph or device.type != "cuda" or not alone:
+            return
+        size = 2 * (config.detect.image_size,)
+        images = torch.zeros(config.train.batch_size, config.data.in_chans, *size, device=device)
+        with autocast(config.train.precision, device):
+            replay_in_training(model.backbone.plain, images)
+
+    # Training and evaluation
+
+    def loss(self, model: nn.Module, batch: BoxBatch, step: Step) -> Tensor:
+        """Return the sum of torchvision's losses: of proposals, boxes, classes and masks."""
+        losses = model(*batch.on(step.device))
+        return torch.stack([loss.float() for loss in losses.values()]).sum()
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        validation: Validation,
+        view: ImageView,
+        accelerator: Accelerator,
+        *,
+        probe: Probe = NO_PROBE,
+        advance: Advance = lambda samples: None,
+    ) -> dict[str, Any]:
+        """Return COCO's six metrics, in percent, of images at a size; of masks too.
+
+        Images that could not be read count: nothing was found in them.
+        """
+        self.check_probe(model, probe)
+        source: BoxSource = validation.source
+        found, unreadable = self.find(
+            model, validation.batches(view), source, view, accelerator, advance
+        )
+        everything = gather_object(found) if accelerator.num_processes > 1 else found
+        (skipped,) = sum_over_processes(accelerator, float(len(unreadable)))
+        result: dict[str, Any] = {**metrics(source.truth, everything)}
+        if self.has_masks:
+            result["masks"] = metrics(source.truth, everything, "segm")
+        return {**result, "images": len(source), "unreadable": skipped}
+
+    @torch.compiler.set_stance("force_eager")  # every size would be compiled again
+    @torch.inference_mode()
+    def find(
+        self,
+        model: nn.Module,
+        batches: Iterable[BoxBatch],
+        source: BoxSource,
+        view: ImageView,
+        accelerator: Accelerator,
+        advance: Advance = lambda samples: None,
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return what is found in this process's images, and the images that cannot be read.
+
+        Args:
+            model: The detector.
+            batches: The images.
+            source: Where they are from.
+            view: The size that they are resized to.
+            accelerator: Of this process.
+            advance: Called with the number of images done.
+
+        Returns:
+            Detections in COCO's format, and names.
+        """
+        found: list[dict[str, Any]] = []
+        unreadable: list[str] = []
+        was_training = model.training
+        model.eval()
+        with _resized_to(model, view.resolution):
+            for batch in batches:
+                if batch.fatal:
+                    raise UserError(batch.fatal)
+                unreadable += batch.unreadable
+                with autocast(self.config.train.precision, accelerator.device):
+                    outputs = model(batch.on(accelerator.device)[0])
+                for number, output in zip(batch.image_ids, outputs, strict=True):
+                    if number != IGNORED:
+                        found += _as_coco(number, output, source.category_ids)
+                advance(len(outputs) * accelerator.num_processes)
+        model.train(was_training)
+        return found, unreadable
+
+    # Results
+
+    def log_values(self, found: dict[str, Any]) -> dict[str, Any]:
+        return {name: found[name] for name in (*METRICS, "masks") if name in found}
+
+    def summarize(self, source: Any, by_view: dict[str, Any]) -> dict[str, Any]:
+        """Return AP and, under "figures", all metrics in every view; and the names of classes."""
+        figures = {name: self.log_values(found) for name, found in by_view.items()}
+        return {**super().summarize(source, by_view), "figures": figures, "classes": source.classes}
+
+    def merge(self, result: dict[str, Any], by_view: dict[str, Any]) -> None:
+        super().merge(result, by_view)
+        result["figures"].update({name: self.log_values(found) for name, found in by_view.items()})
+
+    def format_view(self, name: str) -> str:
+        return f"{name} px"
+
+    def describe(self, view: str, entry: dict[str, Any]) -> str:
+        """Return all metrics of an entry; "–" where there was nothing to find."""
+        values = [(name, entry[name]) for name in METRICS if name in entry]
+        text = "  ".join(f"{n} {'–' if v is None else f'{v:.2f}':>6}" for n, v in values)
+        return f"{self.format_view(view):>8}  {text} {self.unit}"
 
 
-def _square(stride: int, size: int) -> int:
-    """The side of the padded square: a multiple of the coarsest stride that ``size`` fits in."""
+def _padded(stride: int, size: int) -> int:
+    """Return the side of the padded square: the least multiple of ``stride`` from ``size`` on."""
     return -(-size // stride) * stride
 
 
-def begin_detector(vit: ViT, config: Config) -> dict[str, Any]:
-    """Fill the ViT of a detector with ``train.start_from``: a classification run's, timm's by name,
-    or those of a ``.safetensors`` file that has timm's names."""
-    start = str(config.train.start_from)
-    if not start.startswith(TIMM) and not start.endswith(FILE):
-        return begin_with(vit, config, unused=OF_A_CLASSIFIER)
-    if start.startswith(TIMM):
-        tensors, _ = pretrained_weights(config, start)
-        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    else:
-        try:
-            tensors = load_file(Path(start))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"train.start_from: {start} cannot be read ({error})") from None
-    try:
-        loaded = load_timm_weights(vit, tensors)
-    except ValueError as error:
-        raise UserError(f"train.start_from: {start} does not fit: {error}") from None
-    _require_whole(start, loaded)
-    return {"start": start, "new": [*loaded.new], "left_out": [*loaded.left_out]}
-
-
-def _require_whole(start: str, loaded: Loaded) -> None:
-    """Raise unless weights filled the ViT, and had no more than a detector can do without."""
-    wrong = [f"{name} is missing" for name in loaded.new if not ANGLES.search(name)]
-    wrong += [f"{name} has no place" for name in loaded.left_out if not SPARE.match(name)]
-    refuse_misfits(start, wrong)
-
-
-def detection_loss(model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
-    """The sum of torchvision's losses: of proposals, boxes, classes and masks."""
-    losses = model(*batch.on(device))
-    return torch.stack([loss.float() for loss in losses.values()]).sum()
-
-
-def average_precision(
-    model: nn.Module,
-    config: Config,
-    validation: Validation,
-    view: View,
-    accelerator: Accelerator,
-    *,
-    advance: Callable[[int], Any] = lambda images: None,
-) -> dict[str, Any]:
-    """COCO's six figures of a validation set, seen at any size."""
-    source = cast(Boxed, validation.source)
-    batches = cast(Iterator[BoxBatch], validation.batches(view))
-    found, unreadable = find(model, config, batches, source, view, accelerator, advance)
-    masks = config.detect.kind == "mask"
-    return score(found, unreadable, source, accelerator, masks=masks)
-
-
-@torch.compiler.set_stance("force_eager")  # every size would be compiled anew
-@torch.inference_mode()
-def find(
-    model: nn.Module,
-    config: Config,
-    batches: Iterator[BoxBatch],
-    source: Boxed,
-    view: View,
-    accelerator: Accelerator,
-    advance: Callable[[int], Any] = lambda images: None,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Everything that is found in the images of this process, as COCO writes it; and the images
-    that could not be read."""
-    found: list[dict[str, Any]] = []
-    unreadable: list[str] = []
-    was_training = model.training
-    model.eval()
-    with _seen_at(model, view.resolution):
-        for batch in batches:
-            if batch.fatal:
-                raise UserError(batch.fatal)
-            unreadable += batch.unreadable
-            with autocast(config.train.precision, accelerator.device):
-                outputs = model(batch.on(accelerator.device)[0])
-            for number, output in zip(batch.image_ids, outputs, strict=True):
-                if number != IGNORED:
-                    found += _as_coco(number, output, source.category_ids)
-            advance(len(outputs) * accelerator.num_processes)
-    model.train(was_training)
-    return found, unreadable
-
-
 @contextlib.contextmanager
-def _seen_at(model: Any, size: int) -> Iterator[None]:
-    """Images are fitted into a square of another size for a while."""
+def _resized_to(model: Any, size: int) -> Iterator[None]:
+    """Fit images into a square of another size inside the block."""
     transform = model.transform
     before = transform.min_size, transform.max_size, transform.size_divisible
     transform.min_size, transform.max_size = (size,), size
-    transform.size_divisible = _square(model.backbone.coarsest_stride, size)
+    transform.size_divisible = _padded(model.backbone.coarsest_stride, size)
     try:
         yield
     finally:
@@ -179,6 +344,7 @@ def _seen_at(model: Any, size: int) -> Iterator[None]:
 def _as_coco(
     number: int, output: dict[str, Tensor], category_ids: list[int]
 ) -> list[dict[str, Any]]:
+    """Return the detections in an image in COCO's format."""
     boxes = output["boxes"].float().cpu()
     boxes[:, 2:] -= boxes[:, :2]
     kept = zip(boxes.tolist(), output["labels"].tolist(), output["scores"].tolist(), strict=True)
@@ -194,21 +360,3 @@ def _as_coco(
         for entry, runs in zip(entries, coded, strict=True):
             entry["segmentation"] = {**runs, "counts": runs["counts"].decode()}
     return entries
-
-
-def score(
-    found: list[dict[str, Any]],
-    unreadable: list[str],
-    source: Boxed,
-    accelerator: Accelerator,
-    *,
-    masks: bool = False,
-) -> dict[str, Any]:
-    """COCO's six figures over what all processes found, the same in each; of ``masks`` too. Images
-    that could not be read count: nothing was found in them."""
-    everything = gather_object(found) if accelerator.num_processes > 1 else found
-    (skipped,) = total(accelerator, float(len(unreadable)))
-    result: dict[str, Any] = {**metrics(source.truth, everything)}
-    if masks:
-        result["masks"] = metrics(source.truth, everything, "segm")
-    return {**result, "images": len(source), "unreadable": skipped}

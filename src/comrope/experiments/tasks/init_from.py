@@ -1,102 +1,159 @@
-"""Fine-tuning: the weights of a finished run as the start of another."""
+"""The weights of a run, or timm's, as the start of another: ``train.start_from``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from comrope.experiments.common.distributed import like
+from comrope.experiments.common.distributed import shard_like
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.runs.directory import read_weights
 from comrope.experiments.tasks.build import pretrained_weights
+from comrope.models.pretrained import misfits, shapes_of
 
-__all__ = ["ANGLES", "APE", "OF_A_CLASSIFIER", "begin_with", "refuse_misfits"]
+__all__ = [
+    "ANGLE_KEYS",
+    "InitReport",
+    "check_fit",
+    "fit_weights",
+    "init_from_weights",
+    "load_weights",
+]
 
-ANGLES = re.compile(r"\.(rope|comrope)\.method\.\w+$")
-HEAD = re.compile(r"(^|\.)head\.(weight|bias)$")
-OF_A_CLASSIFIER = ("cls_token", "head.weight", "head.bias")  # which a detector has no use for
-APE = re.compile(r"(^|\.)(ape\.codebook|pos_embed)$")
+ANGLE_KEYS = re.compile(r"\.(rope|comrope)\.method\.\w+$")
+HEAD_KEYS = re.compile(r"(^|\.)head\.(weight|bias)$")
+APE_KEYS = re.compile(r"(^|\.)(ape\.codebook|pos_embed)$")
+
+
+class InitReport(NamedTuple):
+    """Where a model started."""
+
+    start: str
+    new: list[str]  # tensors that keep their initial values
+    left_out: list[str]  # tensors of the start that the model does not have
+
+    def note(self) -> str | None:
+        """Return what to print about it."""
+        if any(map(APE_KEYS.search, self.left_out)):
+            return f"the absolute positions of {self.start} are left out; model.ape=true keeps them"
+        return None
+
+
+class Start(NamedTuple):
+    """Weights to start from, and how they were trained."""
+
+    tensors: dict[str, Tensor]
+    model: Model
+    num_classes: int
+    frames: int
+
+
+def init_from_weights(
+    model: nn.Module, config: Config, *, unused: Collection[str] = ()
+) -> InitReport:
+    """Fill a ViT, sharded or not, with the weights of ``train.start_from``: a run's, or timm's.
+
+    The angles of another method than the run's, or of other axes, keep their initial values, and so
+    does the head for another number of classes. The run's absolute positions and angles may be left
+    out, and what is ``unused``.
+
+    Raises:
+        UserError: Anything else does not fit.
+    """
+    start = _read_start(config)
+    own, mine = model.state_dict(), config.model
+    new = set()
+    # Angles that fit by shape mean something else on other axes than they were trained for.
+    if start.model.position != mine.position or bool(start.frames) != bool(config.data.frames):
+        new |= {name for name in own if ANGLE_KEYS.search(name)}
+    elif start.model.rotate_values != mine.rotate_values:
+        raise UserError(
+            f"model.rotate_values: expected {start.model.rotate_values}, that of "
+            f"{config.train.start_from}, whose angles are kept; got {mine.rotate_values}"
+        )
+    if mine.locality_bias not in (0, start.model.locality_bias):
+        raise UserError(
+            f"model.locality_bias: expected 0, since the biases of {config.train.start_from} are "
+            f"kept; got {mine.locality_bias:g}"
+        )
+    if start.num_classes != config.data.num_classes:
+        new |= {name for name in own if HEAD_KEYS.search(name)}
+
+    def may_be_left_out(name: str) -> bool:
+        return name in unused or bool(APE_KEYS.search(name) or ANGLE_KEYS.search(name))
+
+    return fit_weights(
+        model, start.tensors, str(config.train.start_from), new=new, optional=may_be_left_out
+    )
 
 
 @torch.no_grad()
-def begin_with(model: nn.Module, config: Config, *, unused: Collection[str] = ()) -> dict[str, Any]:
-    """Fill a model, sharded or not, with the weights of ``train.start_from``: a run's, or timm's.
+def fit_weights(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    start: str,
+    *,
+    new: Collection[str] = (),
+    optional: Callable[[str], bool] = lambda name: False,
+) -> InitReport:
+    """Copy tensors into a model, sharded or not, by name.
 
-    The angles of another method than the run's, or of other axes, stay as they are, and the head
-    for another number of classes; the run's own absolute positions and angles may be left out, and
-    what is ``unused``. Anything else that does not fit is an error. Returns where it started, what
-    is new and what was left out.
+    Args:
+        model: The model. What it has frozen, such as absolute positions that a timm model no longer
+            uses, keeps its values.
+        tensors: The tensors by name.
+        start: Where they are from, for messages.
+        new: Names in the model that keep their initial values.
+        optional: Whether a tensor may be left out that the model does not have.
+
+    Raises:
+        UserError: Some do not fit.
     """
-    tensors, theirs, classes, frames = _weights(config)
     own = model.state_dict()
-    # Absolute positions that a model of timm does not use any more.
-    away = {name for name, p in model.named_parameters() if not p.requires_grad}
-    new = set()
-    # On other axes than they were trained for, angles that happen to fit mean something else.
-    if theirs.position != config.model.position or bool(frames) != bool(config.data.frames):
-        new |= {name for name in own if ANGLES.search(name)}
-    elif theirs.rotate_values != config.model.rotate_values:
-        raise UserError(
-            f"model.rotate_values: expected {theirs.rotate_values}, that of "
-            f"{config.train.start_from}, whose angles are kept; got {config.model.rotate_values}"
-        )
-    if config.model.locality_bias not in (0, theirs.locality_bias):
-        raise UserError(
-            f"model.locality_bias: expected 0, since the biases of {config.train.start_from} are "
-            f"kept; got {config.model.locality_bias:g}"
-        )
-    if classes != config.data.num_classes:
-        new |= {name for name in own if HEAD.search(name)}
-    taken = {name: tensor for name, tensor in own.items() if name not in new | away}
-    left_out = sorted(set(tensors) - set(own) | away & set(tensors))
-    spare = [name for name in left_out if name not in unused]
-    refuse_misfits(str(config.train.start_from), _misfits(taken, tensors, spare))
-    for name, tensor in taken.items():
-        tensor.copy_(like(tensors[name], tensor))
-    return {"start": config.train.start_from, "new": sorted(new), "left_out": left_out}
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    wanted = {name: tensor for name, tensor in own.items() if name not in {*new} | frozen}
+    left_out = sorted(set(tensors) - set(own) | frozen & set(tensors))
+    skipped = {*new} | {name for name in left_out if optional(name)}
+    offered = {name: tensor for name, tensor in tensors.items() if name not in skipped}
+    check_fit(f"train.start_from: {start}", misfits(shapes_of(wanted), shapes_of(offered)))
+    for name, tensor in wanted.items():
+        tensor.copy_(shard_like(tensors[name], tensor))
+    return InitReport(start, sorted(new), left_out)
 
 
-def refuse_misfits(start: str, wrong: list[str]) -> None:
-    """Raise if there are some, naming a few."""
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Copy exactly these tensors into a model, sharded or not; ``where`` they are from."""
+    own = model.state_dict()
+    check_fit(where, misfits(shapes_of(own), shapes_of(tensors)))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(shard_like(tensors[name], tensor))
+
+
+def check_fit(where: str, wrong: list[str]) -> None:
+    """Raise if some tensors do not fit, naming the first three."""
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(f"train.start_from: {start} does not fit: {'; '.join(wrong[:3])}{more}")
+        raise UserError(f"{where} does not fit: {'; '.join(wrong[:3])}{more}")
 
 
-def _weights(config: Config) -> tuple[dict[str, Tensor], Model, int, int]:
-    """Tensors by name; the model that they were trained in, and how many classes and frames."""
+def _read_start(config: Config) -> Start:
     start = config.train.start_from
     if not start:
-        raise UserError("train.start_from: not given; say which run to start from")
+        raise UserError("train.start_from: not given; expected the folder of a run")
     if start.startswith(TIMM):
         tensors, classes = pretrained_weights(config, start)
-        return tensors, Model(name=start, position="ape"), classes, 0
+        return Start(tensors, Model(name=start, position="ape"), classes, 0)
     theirs, tensors = read_weights(Path(start), "train.start_from")
     if config.data.holdout not in (0.0, theirs.data.holdout):
         raise UserError(
             f"data.holdout: expected {theirs.data.holdout:g}, that of {start}, or 0, got "
             f"{config.data.holdout:g}: it was trained on some of those images"
         )
-    return tensors, theirs.model, theirs.data.num_classes, theirs.data.frames
-
-
-def _misfits(
-    wanted: dict[str, Tensor], tensors: dict[str, Tensor], left_out: list[str]
-) -> list[str]:
-    found = []
-    for name, tensor in wanted.items():
-        if name not in tensors:
-            found.append(f"{name} is missing")
-        elif tensors[name].shape != tensor.shape:
-            shapes = tuple(tensors[name].shape), tuple(tensor.shape)
-            found.append(f"{name} has shape {shapes[0]}, expected {shapes[1]}")
-    for name in left_out:
-        if not APE.search(name) and not ANGLES.search(name):
-            found.append(f"{name} has no place")
-    return found
+    return Start(tensors, theirs.model, theirs.data.num_classes, theirs.data.frames)

@@ -1,7 +1,8 @@
 """Checkpoints: a folder a step, weights and optimizer as safetensors, the rest as JSON.
 
-Written to the side, checked sums and all, and moved into place in one step: a checkpoint is there
-whole or not at all. Read only if every file still has its sum; else the one before it is used.
+A folder is written under another name, its checksums included, and then renamed: a checkpoint is
+complete or does not exist. It is read only if every file has its checksum; otherwise the one before
+it is used.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ from comrope.experiments.common.errors import UserError
 
 __all__ = ["Checkpoint", "latest", "save"]
 
-STATE = "state.json"  # one line, and below it its sum
+STATE = "state.json"  # one line of JSON, and its checksum on the next
 
 
 class Checkpoint(NamedTuple):
+    """A complete checkpoint on disk; see ``state.TrainingState``."""
+
     path: Path
     step: int
-    state: dict[str, Any]
+    values: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return str(self.path)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         return load_file(self.path / f"{name}.safetensors")
@@ -40,64 +47,80 @@ def save(
     folder: Path,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
+    values: Mapping[str, Any],
     *,
     keep: int = 2,
 ) -> Path:
-    """Write checkpoint ``step``, then remove all but the newest ``keep``."""
+    """Write checkpoint ``step``, then remove all but the newest ``keep``.
+
+    Args:
+        folder: The folder of all checkpoints.
+        step: The steps done.
+        tensors: By part and name.
+        values: Plain values, for JSON.
+        keep: How many checkpoints remain.
+
+    Returns:
+        The folder of the checkpoint.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    target, aside = folder / f"step-{step:08d}", folder / f".writing-{os.getpid()}"
-    for left in folder.glob(".writing-*"):  # by a writer that was killed
+    target, temporary = folder / f"step-{step:08d}", folder / f".writing-{os.getpid()}"
+    for left in folder.glob(".writing-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     try:
-        aside.mkdir()
-        for name, some in tensors.items():
-            save_file(_plain(some), aside / f"{name}.safetensors")
-        sums = {file.name: sha256_of(file) for file in sorted(aside.iterdir())}
-        content = json.dumps({**state, "step": step, "sums": sums})
+        temporary.mkdir()
+        for name, part in tensors.items():
+            save_file(_plain(part), temporary / f"{name}.safetensors")
+        sums = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
+        content = json.dumps({**values, "step": step, "sums": sums})
         digest = hashlib.sha256(content.encode()).hexdigest()
-        (aside / STATE).write_text(f"{content}\n{digest}\n")
-        commit_directory(aside, target)  # it exists after a resume from an earlier step
-    except (OSError, SafetensorError) as error:  # a full disk is either
-        shutil.rmtree(aside, ignore_errors=True)
+        (temporary / STATE).write_text(f"{content}\n{digest}\n")
+        commit_directory(temporary, target)  # target exists after a resume from an earlier step
+    except (OSError, SafetensorError) as error:  # a full disk raises either
+        shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(
-            f"checkpoint {target} cannot be written ({error}); those before it are untouched"
+            f"checkpoint {target} cannot be written ({error}); those before it are unchanged"
         ) from None
     found = _steps(folder)
     for other, path in found.items():
-        # Later ones are of a future that a resume has left, damaged or not.
+        # Later ones, damaged or not, are of a training that a resume has left.
         if other > step or other in sorted(s for s in found if s <= step)[:-keep]:
             shutil.rmtree(path)
     return target
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; those that are not are named on the way."""
+    """Return the newest complete checkpoint, None if there is none; damaged ones are reported.
+
+    Raises:
+        UserError: There are checkpoints, but all are damaged.
+    """
     refused = []
     for checkpoint in _newest_first(folder):
         if isinstance(checkpoint, Checkpoint):
             return checkpoint
         refused.append(checkpoint)
     if refused:
-        raise UserError(f"no checkpoint in {folder} is whole: {'; '.join(refused)}")
+        raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(refused)}")
     return None
 
 
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
 def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
+    """Yield checkpoints, or why they are not complete."""
     for step, path in sorted(_steps(folder).items(), reverse=True):
         try:
             content, digest = (path / STATE).read_text().splitlines()
             if hashlib.sha256(content.encode()).hexdigest() != digest:
-                raise ValueError(f"{STATE} is not what was written")
-            state = json.loads(content)
-            for name, expected in state["sums"].items():
+                raise ValueError(f"{STATE} does not have its checksum")
+            values = json.loads(content)
+            for name, expected in values["sums"].items():
                 if sha256_of(path / name) != expected:
-                    raise ValueError(f"{name} is not what was written")
-            yield Checkpoint(path, step, state)
+                    raise ValueError(f"{name} does not have its checksum")
+            yield Checkpoint(path, step, values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"checkpoint {path} is damaged: {error}"
             print(f"{reason}; looking for the one before it", file=sys.stderr, flush=True)

@@ -1,113 +1,100 @@
-"""Loss, speed, time spent waiting for data, memory: of a run, since its last report."""
+"""Loss, speed, time spent waiting for data: of a training since the last report, and of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from comrope.experiments.common.console import machine, peak_memory, say
-from comrope.experiments.common.distributed import total
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.data.batches import Batch
-from comrope.experiments.runs.directory import LOG
-from comrope.experiments.runs.log import read_log
-from comrope.experiments.training.evaluate import vit_of
 
-__all__ = ["Meter", "summarize"]
+__all__ = ["Meter", "Report", "summarize_evaluations", "summarize_speed"]
+
+
+class Report(NamedTuple):
+    """What a meter measured."""
+
+    loss: Tensor  # mean over the steps, of this process
+    steps_per_second: float
+    waiting: float  # part of the time that was spent waiting for data
 
 
 class Meter:
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    """Measures steps between reports."""
+
+    def __init__(self) -> None:
         self._restart()
 
-    def wait(self, stream: Iterator[Batch]) -> Batch:
-        """The next batch; what could not be read is named and counted."""
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the block as waiting for data."""
         begun = time.perf_counter()
-        batch = next(stream)
+        yield
         self.waited += time.perf_counter() - begun
-        if batch.fatal:
-            raise UserError(batch.fatal)
-        for name in batch.unreadable:
-            self.run.unreadable += 1
-            say(f"skipped, cannot be read: {name}")
-        return batch
-
-    def add(self, loss: Tensor) -> None:
-        self.losses.append(loss)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done meanwhile is not training."""
+        """Leave the block out of the time: it is not training."""
         begun = time.perf_counter()
         yield
         self.started += time.perf_counter() - begun
 
-    def require_finite(self) -> None:
+    def add(self, loss: Tensor) -> None:
+        """Count a step with its loss, on the device."""
+        self.losses.append(loss)
+
+    def require_finite(self, step: int) -> None:
+        """Raise if a loss since the last report is not finite."""
         if self.losses and not torch.stack(self.losses).isfinite().all():
             raise UserError(
-                f"the loss is not finite before step {self.run.step}; the checkpoints in "
-                f"{self.run.out} are from before. A smaller optim.lr or optim.clip_grad may help"
+                f"the loss is not finite before step {step}; existing checkpoints are from before. "
+                "A smaller optim.lr or optim.clip_grad may help"
             )
 
-    def report(self) -> str:
-        """Write a record, and return a note for the progress bar."""
-        run = self.run
-        self.require_finite()
-        world = run.accelerator.num_processes
-        loss, unreadable = total(
-            run.accelerator, torch.stack(self.losses).mean(), float(run.unreadable)
-        )
-        loss /= world
+    def report(self) -> Report:
+        """Return what was measured since the last report, and begin anew."""
         seconds = time.perf_counter() - self.started
-        speed = len(self.losses) * run.config.train.batch_size / seconds
-        if run.is_main:
-            run.log.write(
-                "train",
-                step=run.step,
-                epoch=run.step / run.batches.steps_per_epoch,
-                loss=loss,
-                lr=max(group["lr"] for group in run.optimizer.param_groups),
-                images_per_second=speed,
-                waiting_for_data=self.waited / seconds,
-                peak_memory_gib=peak_memory(run.accelerator.device),
-                unreadable=int(unreadable),
-            )
+        found = Report(
+            torch.stack(self.losses).mean(), len(self.losses) / seconds, self.waited / seconds
+        )
         self._restart()
-        return f"loss {loss:.3f}, {speed:,.0f} images/s"
+        return found
 
     def _restart(self) -> None:
         self.losses: list[Tensor] = []
         self.waited, self.started = 0.0, time.perf_counter()
 
 
-def summarize(run: Any, results: dict[str, Any]) -> dict[str, Any]:
-    """What is worth knowing of a run that is over."""
-    records = [r for r in read_log(run.out / LOG) if r["event"] == "train"]
-    unreadable = records[-1]["unreadable"] if records else 0
-    settled = records[len(records) // 4 :] or records  # past compilation and warm caches
+def summarize_evaluations(by_view: Mapping[str, Any], samples: str) -> dict[str, Any]:
+    """Return how many samples were evaluated and how long that took.
+
+    Args:
+        by_view: The evaluations by the name of their view.
+        samples: What the samples are called.
+    """
     return {
-        **run.objective.summary(run.val_source, results),
-        "images": max(found["images"] for found in results.values()),
-        "evaluation_seconds": sum(found["seconds"] for found in results.values()),
-        "view_seconds": {name: found["seconds"] for name, found in results.items()},
-        "position_parameters": vit_of(run.bare).position_parameters(),
-        "parameters": sum(p.numel() for p in run.bare.parameters()),
-        "steps": run.step,
-        "processes": run.accelerator.num_processes,
-        "images_per_second": statistics.median(r["images_per_second"] for r in settled),
-        "waiting_for_data": statistics.mean(r["waiting_for_data"] for r in settled),
-        "peak_memory_gib": peak_memory(run.accelerator.device),
-        "data_root": run.config.data.root,
-        "unreadable": {
-            "training": unreadable,
-            "validation": max(found["unreadable"] for found in results.values()),
-        },
-        "machine": machine(run.accelerator.device),
+        samples: max(found[samples] for found in by_view.values()),
+        "evaluation_seconds": sum(found["seconds"] for found in by_view.values()),
+        "view_seconds": {name: found["seconds"] for name, found in by_view.items()},
+    }
+
+
+def summarize_speed(records: Sequence[Mapping[str, Any]], speed: str) -> dict[str, Any]:
+    """Return the median speed and the mean share of waiting, after the first quarter of a run.
+
+    The first quarter has compilation and cold caches.
+
+    Args:
+        records: The "train" records of its log.
+        speed: The key of the speed in them.
+    """
+    settled = records[len(records) // 4 :] or records
+    return {
+        speed: statistics.median(record[speed] for record in settled),
+        "waiting_for_data": statistics.mean(record["waiting_for_data"] for record in settled),
     }

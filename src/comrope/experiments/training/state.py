@@ -1,24 +1,57 @@
-"""What a run must remember to go on as if nothing had happened, in and out of plain tensors."""
+"""What a run continues from: weights, averages and optimizer state, to and from plain tensors."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from comrope.experiments.common.distributed import full, like
-from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.distributed import shard_like
 
 __all__ = [
     "Average",
-    "load_model",
+    "Snapshot",
+    "TrainingState",
     "load_optimizer",
     "optimizer_numbers",
     "optimizer_tensors",
-    "whole",
 ]
+
+
+class TrainingState(Protocol):
+    """All that a trainer continues from after a step."""
+
+    @property
+    def label(self) -> str:
+        """What to call it in a message."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return a part of the tensors: "model", "optimizer" or "average"."""
+
+
+class Snapshot(NamedTuple):
+    """A training state in memory: full tensors on the CPU."""
+
+    step: int
+    values: dict[str, Any]
+    parts: dict[str, dict[str, Tensor]]
+
+    @property
+    def label(self) -> str:
+        return f"the state after step {self.step}"
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return self.parts[name]
 
 
 class Average:
@@ -30,14 +63,14 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """After step ``step``; the first steps count more, so that the start is soon forgotten."""
+        """Add the parameters after a step; the first steps weigh more, to forget the start soon."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, parameter in model.named_parameters():
             self.tensors[name].lerp_(parameter, 1 - decay)
 
     @contextlib.contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """The averages in the place of the parameters, for a while."""
+        """Use the averages as the parameters inside the block."""
         self._exchange(model)
         try:
             yield
@@ -52,42 +85,13 @@ class Average:
             self.tensors[name] = own
 
     def load(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Take the averages from full tensors."""
         parameters = dict(model.named_parameters())
-        self.tensors = {name: like(t, parameters[name]) for name, t in tensors.items()}
-
-
-def whole(tensors: dict[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
-    """All tensors gathered, on the CPU, one after the other. Every process must ask for it, and
-    those that do not ``keep`` them get none."""
-    gathered = {}
-    for name, tensor in tensors.items():
-        complete = full(tensor)
-        if keep:
-            # A copy, on the CPU too: the average must outlast its exchange with the parameters.
-            gathered[name] = complete.to("cpu", copy=True)
-    return gathered
-
-
-@torch.no_grad()
-def load_model(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Fill a model, sharded or not; an error that names what does not fit."""
-    own = model.state_dict()
-    for name, tensor in own.items():
-        if name not in tensors:
-            raise UserError(f"{where}: has no {name!r}, which the model has")
-        if tensors[name].shape != tensor.shape:
-            raise UserError(
-                f"{where}: {name!r} has shape {tuple(tensors[name].shape)}, "
-                f"the model expects {tuple(tensor.shape)}"
-            )
-    if extra := sorted(set(tensors) - set(own)):
-        raise UserError(f"{where}: has {extra[0]!r}, which the model has not")
-    for name, tensor in own.items():
-        tensor.copy_(like(tensors[name], tensor))
+        self.tensors = {name: shard_like(t, parameters[name]) for name, t in tensors.items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of every parameter as "parameter/key"."""
+    """Return the state of every parameter as "parameter/key"."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{names[parameter]}/{key}": torch.as_tensor(value)
@@ -97,7 +101,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def optimizer_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
-    """What some optimizers count in their parameter groups: the steps of timm's lamb, adan, ..."""
+    """Return the numbers of the parameter groups: timm's lamb, adan, ... count steps there."""
     return [
         {
             key: value.item() if isinstance(value, Tensor) else value
@@ -114,6 +118,7 @@ def load_optimizer(
     tensors: dict[str, Tensor],
     numbers: list[dict[str, float]],
 ) -> None:
+    """Restore what ``optimizer_tensors`` and ``optimizer_numbers`` returned."""
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -125,7 +130,7 @@ def load_optimizer(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbered["state"] = {
         number: {
-            part: like(t, parameter) if t.shape == parameter.shape else t
+            part: shard_like(t, parameter) if t.shape == parameter.shape else t
             for part, t in states[names[parameter]].items()
         }
         for number, parameter in enumerate(parameters)

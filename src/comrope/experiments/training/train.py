@@ -1,4 +1,4 @@
-"""Training a classifier, from one CPU to many nodes: the door to it."""
+"""Train a configuration in a folder: its lock, signals, checkpoints, log and result."""
 
 from __future__ import annotations
 
@@ -12,97 +12,217 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from comrope.experiments.common.distributed import create_accelerator, same_for_all
+from comrope.experiments.common.console import machine, peak_memory, say
+from comrope.experiments.common.distributed import broadcast, create_accelerator
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.common.files import write_tensors
 from comrope.experiments.config import Config, runtime
 from comrope.experiments.data.workers import start_server
-from comrope.experiments.runs.directory import LOCK, claim, read_result, write_result
-from comrope.experiments.tasks.base import objective_of
-from comrope.experiments.tasks.views import views_of
+from comrope.experiments.runs.directory import (
+    LOCK,
+    LOG,
+    WEIGHTS,
+    claim,
+    read_result,
+    write_config,
+    write_result,
+)
+from comrope.experiments.runs.log import Log, read_log
+from comrope.experiments.tasks import Task, task_of
+from comrope.experiments.training import checkpoint
 from comrope.experiments.training.evaluate import evaluate_run
-from comrope.experiments.training.trainer import Run
+from comrope.experiments.training.metrics import summarize_evaluations, summarize_speed
+from comrope.experiments.training.state import Snapshot
+from comrope.experiments.training.trainer import Outcome, Trainer
 
-__all__ = ["is_finished", "train"]
+__all__ = ["RunFolder", "is_finished", "train"]
 
 
 def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Run a configuration in folder ``out``, from where it was left, and return its result.
+    """Run a configuration in a folder, from where it was interrupted, and return its result.
 
     A finished run is not run again; a folder that holds another run is refused.
+
+    Args:
+        config: The configuration.
+        out: The folder of the run.
+        progress: Show progress bars.
+
+    Returns:
+        The result, as in ``result.json``; empty but in the main process.
     """
-    start_server(config.data.workers)  # before there is a GPU to this process
+    task = task_of(config)
+    start_server(config.data.workers)  # before this process uses a GPU
     accelerator = create_accelerator(config.train.device)
     claim(config, out)
-    if same_for_all(accelerator, read_result(out) is not None):
-        return _with_more_views(config, out, accelerator, progress)
-    run = Run(config, out, accelerator, progress)
-    locked = _locked(out, accelerator.is_main_process)
-    with locked, _stopped_by_signals(run), contextlib.closing(run):
-        run.restore()
-        run.fit()
-        result = run.finish()
-    if run.stop is not None:  # too late for this run, but not for what would come after it
+    if broadcast(accelerator, read_result(out) is not None):
+        return _add_views(task, out, accelerator, progress)
+    folder = RunFolder(out, keep=config.train.keep, is_main=accelerator.is_main_process)
+    trainer = Trainer(task, accelerator, folder, label=out.name, progress=progress)
+    with folder.locked(), folder.stopped_by_signals(), contextlib.closing(trainer):
+        try:
+            _begin(trainer, folder)
+            trainer.fit()
+            outcome = trainer.finish()
+        except Interrupted as stopped:
+            raise Interrupted(f"{out}: {stopped}") from None
+        result = _write(trainer, folder, outcome)
+    if folder.stop is not None:  # too late for this run, but not for a run after it
         raise Interrupted(f"{out}: finished, and stopped as asked")
     return result
 
 
-def _with_more_views(
-    config: Config, out: Path, accelerator: Accelerator, progress: bool
-) -> dict[str, Any]:
-    """The result of a finished run, in views that it had not been asked for as well."""
+def is_finished(config: Config, out: Path) -> bool:
+    """Return whether a run has a result, in every view of its configuration."""
     result = read_result(out)
-    if result is None:
-        raise UserError(f"out: not every process sees {out}; it must be on storage that all share")
-    known = result[config.headline]
-    missing = [name for name in views_of(config) if name not in known]
-    if missing:
-        found = evaluate_run(out, overrides=runtime(config), only=missing, progress=progress)
-        known.update({entry["view"]: entry[config.headline] for entry in found})
-        if config.detects:
-            figures = objective_of(config, accelerator).logged
-            result["figures"].update({entry["view"]: figures(entry) for entry in found})
-        if accelerator.is_main_process:
-            write_result(out, result)
-        accelerator.wait_for_everyone()
+    task = task_of(config)
+    return result is not None and set(task.views()) <= set(result[task.headline])
+
+
+class RunFolder:
+    """The sink of a trainer whose run is a folder, and who asks it to stop.
+
+    Args:
+        out: The folder.
+        keep: How many checkpoints remain.
+        is_main: Whether this is the main process: only that one writes.
+    """
+
+    def __init__(self, out: Path, *, keep: int = 2, is_main: bool = True) -> None:
+        self.out, self.keep, self.is_main = out, keep, is_main
+        self.stop: int | None = None  # the signal that asked for it
+        self.records: Log | None = None
+
+    def should_stop(self, step: int) -> bool:
+        """Return whether a signal asked this process to stop."""
+        return self.stop is not None
+
+    def checkpoint(self, state: Snapshot) -> None:
+        """Write a checkpoint."""
+        if self.is_main:
+            folder = self.out / "checkpoints"
+            checkpoint.save(folder, state.step, state.parts, state.values, keep=self.keep)
+
+    def log(self, event: str, **values: Any) -> None:
+        """Write a record to the log."""
+        assert self.records is not None
+        self.records.write(event, **values)
+
+    def open(self, config: Config, *, step: int) -> None:
+        """Write the configuration, and open the log to continue after a step."""
+        if self.is_main:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_config(self.out, config)
+            self.records = Log(self.out, resume_from=step)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Refuse other runs in the folder inside the block."""
+        if not self.is_main:
+            yield
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        with (self.out / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"out: another process is training in {self.out}") from None
+            yield
+
+    @contextlib.contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """On SIGTERM or Ctrl-C finish the step, save and leave; on a second Ctrl-C at once."""
+
+        def ask(number: int, _: Any) -> None:
+            if self.stop is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stop = number
+
+        if threading.current_thread() is not threading.main_thread():
+            yield  # the main thread handles signals
+            return
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _begin(trainer: Trainer, folder: RunFolder) -> None:
+    """Restore the newest complete checkpoint, or begin at step 0; open the folder."""
+    accelerator, out = trainer.accelerator, folder.out
+    found = checkpoint.latest(out / "checkpoints")
+    step = 0 if found is None else found.step
+    if step != broadcast(accelerator, step):
+        raise UserError(
+            f"out: not every process sees the checkpoints in {out}; expected storage that all share"
+        )
+    report = None
+    if found is None:
+        report = trainer.initialize()
+    else:
+        trainer.restore(found)
+    accelerator.wait_for_everyone()
+    if trainer.is_main and found is not None:
+        say(f"{out}: resumed at step {step}")
+    if trainer.is_main and report is not None and (note := report.note()):
+        say(f"{out}: {note}")
+    if trainer.progress:
+        precision = trainer.config.train.precision
+        say(
+            f"{accelerator.num_processes} process(es), {accelerator.device}, precision {precision};"
+            f" {trainer.task.describe_data(trainer.source)}"
+        )
+    folder.open(trainer.config, step=step)
+    if trainer.is_main and report is not None:
+        folder.log("started", step=0, **report._asdict())
+
+
+def _write(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
+    """Write weights and result; return the latter, empty but in the main process."""
+    result: dict[str, Any] = {}
+    if trainer.is_main:
+        assert folder.records is not None
+        write_tensors(folder.out / WEIGHTS, outcome.weights)
+        result = _summary(trainer, folder, outcome)
+        folder.log("result", step=trainer.step, **result)
+        folder.records.close()
+        write_result(folder.out, result)
+    trainer.accelerator.wait_for_everyone()
     return result
 
 
-@contextlib.contextmanager
-def _locked(out: Path, is_main: bool) -> Iterator[None]:
-    """One run at a time in a folder."""
-    if not is_main:
-        yield
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"out: another process is at work in {out}") from None
-        yield
+def _summary(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
+    """Return the content of ``result.json``."""
+    task, device, by_view = trainer.task, trainer.accelerator.device, outcome.by_view
+    records = [r for r in read_log(folder.out / LOG) if r["event"] == "train"]
+    unreadable = max(found["unreadable"] for found in by_view.values())
+    return {
+        **task.summarize(trainer.validation_source, by_view),
+        **summarize_evaluations(by_view, task.samples),
+        "position_parameters": task.position_parameters(trainer.bare),
+        "parameters": sum(p.numel() for p in trainer.bare.parameters()),
+        "steps": trainer.step,
+        "processes": trainer.accelerator.num_processes,
+        **summarize_speed(records, f"{task.samples}_per_second"),
+        "peak_memory_gib": peak_memory(device),
+        "data_root": trainer.config.data.root,
+        "unreadable": {"training": outcome.unreadable, "validation": unreadable},
+        "machine": machine(device),
+    }
 
 
-@contextlib.contextmanager
-def _stopped_by_signals(run: Run) -> Iterator[None]:
-    """SIGTERM and Ctrl-C let the step end, save and leave; a second Ctrl-C leaves at once."""
-
-    def ask(number: int, _: Any) -> None:
-        if run.stop is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        run.stop = number
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals belong to the main thread
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def is_finished(config: Config, out: Path) -> bool:
-    """Whether a run has a result, in every view that is asked for."""
+def _add_views(task: Task, out: Path, accelerator: Accelerator, progress: bool) -> dict[str, Any]:
+    """Return the result of a finished run, after evaluation in the views that it has not yet."""
     result = read_result(out)
-    return result is not None and set(views_of(config)) <= set(result[config.headline])
+    if result is None:
+        raise UserError(f"out: not every process sees {out}; expected storage that all share")
+    missing = [name for name in task.views() if name not in result[task.headline]]
+    if missing:
+        found = evaluate_run(out, overrides=runtime(task.config), only=missing, progress=progress)
+        if accelerator.is_main_process:
+            task.merge(result, {entry["view"]: entry for entry in found})
+            write_result(out, result)
+        accelerator.wait_for_everyone()
+    return result

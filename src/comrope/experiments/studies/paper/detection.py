@@ -12,14 +12,14 @@ from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.figures import STYLES, new_figure, save
 from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Key
-from comrope.experiments.data.boxes import Boxed, BoxedImages, collate_boxes, open_boxed
-from comrope.experiments.data.coco import METRICS
+from comrope.experiments.data.boxes import BoxSource
 from comrope.experiments.runs.directory import LOG
 from comrope.experiments.runs.log import read_log
 from comrope.experiments.studies import LABELS
 from comrope.experiments.studies.markdown import interval, label, number, rows, spread, spread_said
 from comrope.experiments.studies.stats import difference
-from comrope.experiments.tasks.detection import find
+from comrope.experiments.tasks.coco_metrics import METRICS
+from comrope.experiments.tasks.detection import DetectionTask
 from comrope.experiments.tasks.views import usual_view
 
 __all__ = ["by_epoch", "draw_found", "figure", "table"]
@@ -118,13 +118,13 @@ def figure(results: dict[str, Any]) -> Any:
 def draw_found(model: Any, config: Config, path: Path) -> None:
     """What is in a few validation images, and below it what the model finds there."""
     accelerator = create_accelerator(config.train.device)
-    source = open_boxed(config, train=False)[1]
+    task = DetectionTask(config)
+    view, source = task.training_view, task.open(train=False).validation
     chosen = _shown(source)
-    items = BoxedImages(source, config, train=False)
-    batch = collate_boxes([items[Key(0, index, index)] for index in chosen])
+    items = task.dataset(source, view)
+    batch = task.collate([items[Key(0, index, index)] for index in chosen])
     model.to(accelerator.device)
-    view = usual_view(config)
-    found, _ = find(model, config, iter([batch]), source, view, accelerator)
+    found, _ = task.find(model, [batch], source, view, accelerator)
     names = dict(zip(source.category_ids, source.classes, strict=True))
     drawing, axes = new_figure(len(chosen), 2, width=3.6, height=3.2)
     for column, (image, own) in enumerate(zip(batch.images, batch.image_ids, strict=True)):
@@ -139,7 +139,7 @@ def draw_found(model: Any, config: Config, path: Path) -> None:
     save(drawing, path)
 
 
-def _shown(source: Boxed) -> list[int]:
+def _shown(source: BoxSource) -> list[int]:
     """Images with many kinds of things, spread over the validation set."""
     kinds: dict[int, set[int]] = {}
     for annotation in source.truth["annotations"]:

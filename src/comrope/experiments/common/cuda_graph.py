@@ -1,7 +1,7 @@
-"""A module recorded as a CUDA graph: where batches are small, launching takes longer than the work.
+"""A module as a CUDA graph: for small batches, launching kernels takes longer than running them.
 
-What a GPU does in a forward pass and in the backward pass is recorded once and then replayed, each
-at one launch, whatever the number of its kernels.
+The kernels of a forward pass and of its backward pass are recorded once and then replayed, each
+pass by one launch.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ __all__ = ["Replayed", "replay_in_training"]
 
 
 def replay_in_training(module: nn.Module, like: Tensor) -> None:
-    """Record ``module(like)`` under the autocast that holds now, and replay that in training.
+    """Record ``module(like)`` under the current autocast, and replay it in training.
 
-    Only for inputs of the same shape, dtype and autocast; anything else is computed as ever.
-    Nothing else may use the GPU while it is recorded, not even a thread that pins memory. Gradients
+    Only inputs of the same shape, dtype and autocast are replayed; others are computed as usual.
+    Nothing else may use the GPU during the recording, not even a thread that pins memory. Gradients
     must not be added up over several backward passes: each writes to the same place. Neither
     parameters nor hooks may be added afterwards, and a copy of the module would share the record.
     """
     module.train()
     dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
     ordinary = module.forward
-    # A cast that is kept would be gone when its memory is read again.
+    # The memory of a cached cast would be freed before it is read again.
     with torch.autocast("cuda", dtype, enabled=enabled, cache_enabled=False):
         torch.cuda.make_graphed_callables(module, (like.detach().clone(),))
-    # Gradients are recorded on a stream of their own, which torch would warn of at every start.
+    # Gradients are recorded on a stream of their own; torch would warn of that at every start.
     if warn := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
         warn(False)
     module.forward = Replayed(module, ordinary, module.forward, _kind(like))
 
 
 class Replayed:
-    """A forward of a module on a GPU: its record where that holds, else what it was."""
+    """The forward of a module on a GPU: its record where that is valid, else the ordinary one."""
 
     def __init__(self, module: nn.Module, ordinary: Any, record: Any, kind: tuple[Any, ...]):
         self.module, self.ordinary, self.record, self.kind = module, ordinary, record, kind
