@@ -27,10 +27,12 @@ from comrope.experiments.config.schema import (
     Optim,
     Train,
 )
+from comrope.experiments.config.upgrades import SCHEMA, upgrade
 
 __all__ = [
     "CONFIG",
     "RUNTIME",
+    "SCHEMA",
     "TIMM",
     "Augment",
     "Config",
@@ -55,4 +57,5 @@ __all__ = [
     "start_id",
     "to_dict",
     "to_yaml",
+    "upgrade",
 ]

@@ -58,12 +58,12 @@ def run_id(config: Config, parent: str | None = None) -> str:
     return hash_fields(non_default(config, parent))
 
 
-def run_name(config: Config) -> str:
+def run_name(config: Config, parent: str | None = None) -> str:
     """Return the name of a run's folder: readable, and with the run's identity at the end."""
     model, train = config.model, config.train
     return (
         f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}"
-        f"-{run_id(config)}"
+        f"-{run_id(config, parent)}"
     )
 
 
