@@ -16,8 +16,7 @@ from comrope._files import sha256_of
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config.build import flat, option_fields
 from comrope.experiments.config.recipes import LOADER, load_recipe
-from comrope.experiments.config.sanity import TIMM
-from comrope.experiments.config.schema import Config
+from comrope.experiments.config.schema import TIMM, Config
 
 __all__ = [
     "CONFIG",

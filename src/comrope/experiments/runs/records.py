@@ -176,19 +176,28 @@ def merge(known: Record, other: Record) -> Record:
     Raises:
         UserError: They have different results.
     """
-    for name in known.result.keys() & other.result.keys():
-        one, two = known.result[name], other.result[name]
-        if name in ("top1", "AP") and any(one[v] != two[v] for v in one.keys() & two.keys()):
-            raise UserError(
-                f"run {known.id}: expected the {name} that is stored, {one}, got {two}; "
-                "--replace takes the new result"
-            )
-    more = other if _views(other) >= _views(known) else known
+    if _extends(other.result, known.result):
+        more = other
+    elif _extends(known.result, other.result):
+        more = known
+    else:
+        wrong = [
+            name
+            for name, value in other.result.items()
+            if not _extends(value, known.result.get(name, value))
+        ]
+        raise UserError(
+            f"run {known.id}: expected the result that is stored, got another {', '.join(wrong)}; "
+            "--replace stores the new one"
+        )
     return replace(more, measured=known.measured | other.measured, legacy=known.legacy)
 
 
-def _views(record: Record) -> set[str]:
-    return {view for name in ("top1", "AP") for view in record.result.get(name, ())}
+def _extends(more: Any, less: Any) -> bool:
+    """Whether a result says what another one says, of the same views or others too."""
+    if isinstance(more, dict) and isinstance(less, dict):
+        return all(name in more and _extends(more[name], value) for name, value in less.items())
+    return bool(more == less)
 
 
 def _measured(folder: Path) -> dict[str, Any]:
