@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from comrope.methods import METHODS
 
 if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
-    from comrope import analysis, models
+    from comrope import analysis, inits, models
     from comrope.integrations.api import swap, unswap
     from comrope.integrations.fold import fold
     from comrope.models import create_model
@@ -29,6 +29,7 @@ __all__ = [
     "create_model",
     "fold",
     "grid",
+    "inits",
     "models",
     "normalize",
     "parameter_groups",
@@ -56,7 +57,7 @@ _MODULE_OF = {
     "with_class_token": "positions",
 }
 _SUBMODULES = (
-    "analysis", "angles", "integrations", "models", "ops", "optim", "positions", "rotary",
+    "analysis", "angles", "inits", "integrations", "models", "ops", "optim", "positions", "rotary",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Errors that name the argument, what came and what was expected."""
+"""Argument checks. Their errors name the argument, what came and what was expected."""
 
 from __future__ import annotations
 
@@ -11,30 +11,37 @@ __all__ = ["integer", "one_of", "per_axis", "real"]
 
 
 def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
-    """``value`` if it is one of ``choices``."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{label}: expected one of {', '.join(choices)}, got {value!r}")
-    return value
+    """Return ``value`` if it is one of ``choices``."""
+    choices = tuple(choices)
+    if isinstance(value, str) and value in choices:
+        return value
+    hint = ""
+    if isinstance(value, str):
+        import difflib  # rarely needed, and import comrope is light
+
+        if near := difflib.get_close_matches(value.lower(), choices, 1):
+            hint = f"; did you mean {near[0]!r}?"
+    raise ValueError(f"{label}: expected one of {', '.join(choices)}, got {value!r}{hint}")
 
 
 def integer(label: str, value: Any, least: int) -> int:
-    """``value`` as an int, if it is a whole number of at least ``least``."""
+    """Return ``value`` as an int if it is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{label}: expected an integer of at least {least}, got {value!r}")
     return int(value)
 
 
 def real(label: str, value: Any, *, positive: bool = False) -> float:
-    """``value`` as a float, if it is finite and not negative, or above zero if ``positive``."""
-    wanted = "a positive" if positive else "a non-negative"
+    """Return ``value`` as a float if it is finite and not negative, or positive if ``positive``."""
+    kind = "a positive" if positive else "a non-negative"
     number = float(value) if isinstance(value, Real) else math.nan
     if not 0 <= number < math.inf or (positive and number == 0):
-        raise ValueError(f"{label}: expected {wanted} finite number, got {value!r}")
+        raise ValueError(f"{label}: expected {kind} finite number, got {value!r}")
     return number
 
 
 def per_axis(label: str, value: Any, num_axes: int, *, positive: bool = False) -> tuple[float, ...]:
-    """One number for every axis, from one for all or a sequence of as many."""
+    """Return one number for every axis, from one number for all or one per axis."""
     if isinstance(value, Real):
         value = (value,) * num_axes
     if not isinstance(value, Iterable) or isinstance(value, str):

@@ -19,6 +19,7 @@ from comrope._inputs import (
     check_single,
 )
 from comrope.angles import Angles
+from comrope.inits import Init
 from comrope.methods import create_method
 from comrope.positions import check_positions
 
@@ -38,20 +39,15 @@ class RotaryEmbedding(nn.Module):
         block_size: Size of the rotated blocks, a divisor of ``head_dim``.
         init: How learned angles start. ``"normal"``: random, with frequencies of about 1.4 (blocks
             of two) to 5.5 (blocks of sixteen) radians per unit, so for positions in about [0, 1].
-            ``"zeros"``: no rotation, so standard attention. ``"rope"``: vanilla RoPE. ``"turned"``:
-            vanilla RoPE with axes rotated at random in every head, so that phases grow in all
-            directions (on two axes with base 10 the start of RoPE-Mixed's authors).
-            ``"scattered"``: every plane (in ``"comrope-ld"`` every block) in a direction of its
-            own, with log-uniform speeds in the range of vanilla RoPE's.
-        spread: Multiplies the frequencies that init ``"normal"`` draws. (RoPE-Mixed's are those of
-            blocks of two: 2.65 gives it the spread of blocks of eight.)
-        base: Vanilla RoPE's base, 10000 by default; for method ``"rope"`` and the inits ``"rope"``,
-            ``"turned"`` and ``"scattered"``.
-        position_scale: Multiplies vanilla RoPE's frequencies, one number or one per axis, 1 by
-            default. They are made for positions that count patches: for positions in [0, 1] pass
-            the grid of the training resolution.
-        frequencies: Vanilla RoPE's frequencies, one per plane of an axis, instead of those of
-            ``base``: those of a pre-trained model, scaled in any way.
+            ``"zeros"``: no rotation, so standard attention. ``"rope"``: vanilla RoPE.
+            ``"rope-random-axes"``: vanilla RoPE with axes rotated at random in every head.
+            ``"isotropic"``: every plane in a random direction of its own. Or an object of
+            ``comrope.inits``, where these are described.
+        spread: Short for ``init=inits.Normal(std=...)``.
+        base: Short for the ``base`` of ``inits.RoPE``, ``RandomAxes`` or ``Isotropic``; also of
+            method ``"rope"``, whose ``init`` is ``inits.RoPE()``.
+        position_scale: Short for their ``position_scale``.
+        frequencies: Short for the ``frequencies`` of ``inits.RoPE`` or ``RandomAxes``.
         axis_order: Which blocks rotate with which axis, in vanilla RoPE and ``"comrope-ap"``:
             ``"alternating"``, as in the paper, or ``"contiguous"``, all blocks of axis 0 first, as
             in DINOv3 and timm's models. They differ in the order of channels only.
@@ -75,7 +71,7 @@ class RotaryEmbedding(nn.Module):
         head_dim: int,
         num_axes: int = 2,
         block_size: int = 8,
-        init: str = "normal",
+        init: str | Init = "normal",
         spread: float = 1.0,
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import make, queries_and_keys, relative_error
+from helpers import make, queries_and_keys, raises_for, relative_error
 
 import comrope
 from comrope.analysis import scores
-from comrope.methods.base import batched_angles, rope_frequencies
+from comrope.inits import Shape, rope_frequencies
+from comrope.methods.base import batched_angles
 from comrope.methods.comrope_torus import cayley
 
 LEARNED = tuple(name for name in comrope.METHODS if name != "rope")
@@ -123,7 +124,7 @@ def test_rope_start_is_vanilla_rope(method, num_axes, block_size):
 
 def test_one_axis_has_roformers_frequencies():
     expected = 10000.0 ** (-2 * torch.arange(32, dtype=torch.float64) / 64)
-    torch.testing.assert_close(rope_frequencies(1, 32, 2).flatten(), expected)
+    torch.testing.assert_close(rope_frequencies(Shape(1, 1, 32, 1)).flatten(), expected)
 
 
 @pytest.mark.parametrize("block_size", [2, 8])
@@ -248,10 +249,10 @@ def test_a_wider_start_is_the_same_draw_wider(method):
         torch.manual_seed(0)
         matrices.append(comrope.RotaryEmbedding(method, spread=spread, **sizes).angle_matrices())
     torch.testing.assert_close(2.5 * matrices[0], matrices[1])
-    with pytest.raises(ValueError, match=r"spread: expected 1 of method .* with init 'zeros'"):
+    with raises_for("spread"):
         comrope.RotaryEmbedding(method, spread=2.0, init="zeros", **sizes)
 
 
 def test_vanilla_rope_has_nothing_to_widen():
-    with pytest.raises(ValueError, match="spread: expected 1 of method 'rope'"):
+    with raises_for("spread"):
         comrope.RotaryEmbedding("rope", num_heads=2, head_dim=32, spread=2.0)

@@ -40,7 +40,7 @@ def test_the_score_is_highest_at_ones_own_place(method):
         assert (found[:, others] < 4.0).all()
 
 
-@pytest.mark.parametrize("init", ["rope", "turned", "scattered"])
+@pytest.mark.parametrize("init", ["rope", "rope-random-axes", "isotropic"])
 def test_it_is_the_mean_of_the_cosines_of_all_planes(init):
     model = started(position="comrope-torus", init=init, locality_bias=4.0).double()
     positions = comrope.grid((5, 6)).double()

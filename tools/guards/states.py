@@ -1,4 +1,7 @@
-"""G7: the weights that a model starts with, by position, start and kind of model."""
+"""G7: the weights that a model starts with, by position, start and kind of model.
+
+Zeros of both signs count as the same value.
+"""
 
 from __future__ import annotations
 
@@ -61,5 +64,6 @@ def _state(recipe: str, **fields: Any) -> str:
     parts = []
     for name, tensor in model.state_dict().items():
         parts += [f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()]
-        parts += [tensor.detach().contiguous().cpu().numpy().tobytes()]
+        values = tensor + 0.0 if tensor.is_floating_point() else tensor
+        parts += [values.detach().contiguous().cpu().numpy().tobytes()]
     return bytes_digest(*parts)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from comrope import _checks
 
 if TYPE_CHECKING:  # what __getattr__ finds
-    from comrope.methods.base import INITS, Method, batched_angles, has_vanilla_frequencies
+    from comrope.methods.base import Method, batched_angles, has_vanilla_frequencies
 
 __all__ = [
-    "INITS",
     "METHODS",
     "Method",
     "batched_angles",
     "create_method",
     "has_vanilla_frequencies",
+    "label",
     "method_class",
 ]
 
@@ -44,6 +44,11 @@ def method_class(name: str) -> type[Method]:
 def create_method(name: str, **options: Any) -> Method:
     """Create the method ``name``, one of ``METHODS``."""
     return method_class(name)(**options)
+
+
+def label(name: str) -> str:
+    """Return the name of a method in tables and figures."""
+    return method_class(name).label
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,14 @@
-"""ComRoPE-LD, the paper's linear dependence: every axis turns with a multiple of one matrix."""
+"""ComRoPE-LD, the paper's linear dependence: every axis rotates with a multiple of one matrix."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CollinearAngles, plane_generators
+from comrope.inits import PlaneInit
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["ComRoPELD"]
@@ -21,6 +21,7 @@ class ComRoPELD(Method):
     """
 
     name = "comrope-ld"
+    label = "ComRoPE-LD"
     options: ClassVar = {"shared_theta": False}
     P: nn.Parameter
     theta: nn.Parameter
@@ -32,31 +33,20 @@ class ComRoPELD(Method):
             "theta": (self.num_axes, theta_heads, self.num_blocks),
         }
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """``zeros`` is P = 0 alone: with theta = 0 as well, neither would get a gradient."""
-        if self.init == "rope":
-            self.P.copy_(self.rope_generators(self.P).sum(0))
-            self.theta.copy_(self.axis_of_block(self.P.device)[:, None])
-            return
-        if self.init == "turned":
-            self._set(*self.turned_rope(self.P, self.theta.shape[1]))
-            return
-        if self.init == "scattered":
-            direction, _ = self.scattered_rope(self.P, self.theta.shape[1], by_block=True)
-            _, speeds = self.scattered_rope(self.P, self.num_heads)
-            self._set(direction[..., 0], speeds)
-            return
-        if self.init == "normal":
-            self.P.normal_(std=self.spread)
-        else:
-            self.P.zero_()
+    def init_normal(self, std: float) -> None:
+        self.P.normal_(std=std)
         self.theta.normal_()
 
-    def _set(self, direction: Tensor, speeds: Tensor) -> None:
-        scale = max(self.position_scale)  # in P, as for "rope": theta is of the size of one
-        self.P.copy_(0.5 * scale * plane_generators(speeds, self.block_size))
-        self.theta.copy_(direction / scale)
+    def init_zeros(self) -> None:
+        """Set P = 0 and draw theta: with theta = 0 as well, neither would get a gradient."""
+        self.P.zero_()
+        self.theta.normal_()
+
+    def init_planes(self, init: PlaneInit) -> None:
+        """Put the scale of the positions into P, so that theta is of size one in every case."""
+        drawn = init.blocks(self.shape, self.P, direction_heads=self.theta.shape[1])
+        self.P.copy_(0.5 * drawn.unit * plane_generators(drawn.speed, self.block_size))
+        self.theta.copy_(drawn.direction[..., 0] / drawn.unit)
 
     def angles_of(self, P: Tensor, theta: Tensor) -> CollinearAngles:  # type: ignore[override]
         if self.settings["shared_theta"]:  # by all heads of a layer

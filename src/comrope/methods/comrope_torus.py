@@ -1,4 +1,4 @@
-"""ComRoPE-torus, the complete commuting family: a learned orthogonal basis, free frequencies.
+"""ComRoPE-torus, the complete commuting family: a learned orthogonal basis, learned frequencies.
 
 Every set of commuting skew-symmetric matrices has this form (docs/theory.md), so this is the
 necessary and sufficient condition that the paper lists as missing.
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles
+from comrope.inits import PlaneInit
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["ComRoPETorus", "cayley"]
@@ -23,6 +24,7 @@ class ComRoPETorus(Method):
     """
 
     name = "comrope-torus"
+    label = "comrope-torus (all commuting)"
     P: nn.Parameter
     frequencies: nn.Parameter
 
@@ -35,24 +37,21 @@ class ComRoPETorus(Method):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The basis starts at the identity: a random one would vanish in random projections.
+        """Initialize the frequencies, and the basis at the identity.
 
-        ``normal`` gives the frequencies the second moment that they have in ComRoPE-LD.
+        Random projections before the rotation would absorb a random basis.
         """
         if self.block_size > 2:
             self.P.zero_()
-        if self.init == "normal":
-            self.frequencies.normal_(std=self.spread * (2 * (self.block_size - 1)) ** 0.5)
-        elif self.init == "zeros":
-            self.frequencies.zero_()
-        elif self.init == "turned":
-            direction, speeds = self.turned_rope(self.frequencies, self.num_heads)
-            self.frequencies.copy_(direction[..., None] * speeds)
-        elif self.init == "scattered":
-            direction, speeds = self.scattered_rope(self.frequencies, self.num_heads)
-            self.frequencies.copy_(direction * speeds)
-        else:
-            self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
+        super().reset_parameters()
+
+    def init_normal(self, std: float) -> None:
+        """Draw frequencies with the second moment that they have in ComRoPE-LD."""
+        self.frequencies.normal_(std=std * (2 * (self.block_size - 1)) ** 0.5)
+
+    def init_planes(self, init: PlaneInit) -> None:
+        planes = init.planes(self.shape, self.frequencies)
+        self.frequencies.copy_(planes.direction * planes.speed)
 
     def angles_of(  # type: ignore[override]
         self, frequencies: Tensor, P: Tensor | None = None
@@ -62,10 +61,16 @@ class ComRoPETorus(Method):
 
 
 def cayley(skew: Tensor) -> Tensor:
-    """(I - S/2)^-1 (I + S/2): skew-symmetric (..., b, b) to orthogonal, exp(S) to second order.
+    """Return (I - S/2)^-1 (I + S/2), which is exp(S) to second order.
 
-    I - S/2 is never singular, so the solver need not be asked whether it was (on a GPU, asking
-    would stop the queue).
+    Args:
+        skew: Skew-symmetric S (..., b, b).
+
+    Returns:
+        Orthogonal matrices (..., b, b).
+
+    I - S/2 is never singular, so the solver need not report whether it was (on a GPU, that would
+    stop the queue).
     """
     eye = torch.eye(skew.shape[-1], device=skew.device, dtype=skew.dtype)
     return torch.linalg.solve_ex(eye - 0.5 * skew, eye + 0.5 * skew).result

@@ -1,14 +1,14 @@
-"""LieRE (Ostmeier et al.): free skew-symmetric matrices for every axis. They do not commute."""
+"""LieRE (Ostmeier et al.): any skew-symmetric matrix for every axis. They do not commute."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CollinearAngles, GeneralAngles, plane_generators
+from comrope.inits import PlaneInit
 from comrope.methods.base import Method, skew_part
 
 __all__ = ["LieRE"]
@@ -18,6 +18,7 @@ class LieRE(Method):
     """Parameters: ``P`` (N, H, m, b, b), A_i = P_i - P_i^T. On one axis it commutes trivially."""
 
     name = "liere"
+    label = "LieRE"
     head_axis: ClassVar = {"P": 1}
     P: nn.Parameter
 
@@ -25,23 +26,18 @@ class LieRE(Method):
         block = (self.block_size, self.block_size)
         return {"P": (self.num_axes, self.num_heads, self.num_blocks, *block)}
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        if self.init == "normal":
-            self.P.normal_(std=self.spread)
-        elif self.init == "zeros":
-            self.P.zero_()
-        elif self.init == "turned":  # a start from which they commute
-            direction, speeds = self.turned_rope(self.P, self.num_heads)
-            generators = 0.5 * plane_generators(speeds, self.block_size)
-            self.P.copy_(direction[..., None, None] * generators)
-        elif self.init == "scattered":  # and so here
-            direction, speeds = self.scattered_rope(self.P, self.num_heads)
-            self.P.copy_(0.5 * plane_generators(direction * speeds, self.block_size))
-        else:
-            self.P.copy_(self.rope_generators(self.P)[:, None])
+    def init_normal(self, std: float) -> None:
+        self.P.normal_(std=std)
 
-    def angles_of(self, P: Tensor) -> GeneralAngles | CollinearAngles:  # type: ignore[override]
+    def init_planes(self, init: PlaneInit) -> None:
+        """Set matrices that commute; learning makes them different."""
+        planes = init.planes(self.shape, self.P)
+        frequencies = planes.direction * planes.speed
+        self.P.copy_(0.5 * plane_generators(frequencies, self.block_size))
+
+    def angles_of(  # type: ignore[override]
+        self, P: Tensor
+    ) -> GeneralAngles | CollinearAngles:
         skew = skew_part(to_compute_dtype(P))
         if self.num_axes == 1:
             return CollinearAngles(skew[0], skew.new_ones(1, P.shape[1], self.num_blocks))

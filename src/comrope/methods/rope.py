@@ -1,4 +1,4 @@
-"""Vanilla RoPE (RoFormer), in any number of axes: fixed frequencies, one axis per block."""
+"""Vanilla RoPE (RoFormer), on any number of axes: fixed frequencies, one axis per block."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comrope import inits
 from comrope._dtypes import compute_dtype
 from comrope.angles import CommutingAngles
 from comrope.methods.base import Method
@@ -15,14 +16,15 @@ __all__ = ["RoPE"]
 
 
 class RoPE(Method):
-    """No parameters. ``init="zeros"`` switches the rotation off; both others mean vanilla RoPE.
+    """No parameters. ``init="zeros"`` switches the rotation off; the default is ``inits.RoPE()``.
 
-    Frequencies are made for positions that count tokens or patches. For positions in [0, 1] give
+    Frequencies are made for positions that count tokens or patches. For positions in [0, 1] pass
     the grid of the training resolution as ``position_scale``; without it the whole image spans
     less than one radian, and this baseline is weak.
     """
 
     name = "rope"
+    label = "vanilla RoPE"
     axis_partitioned = True
 
     anchor: Tensor
@@ -35,19 +37,33 @@ class RoPE(Method):
         **sizes: Any,
     ) -> None:
         super().__init__(**sizes)
-        # Frequencies are worked out where they are used: a buffer would be rounded by .to(bfloat16)
-        # and lost by to_empty(). This empty one only remembers where the module lives.
+        # Frequencies are computed where they are used: a buffer would be rounded by .to(bfloat16)
+        # and lost by to_empty(). This empty one only holds the device and dtype of the module.
         self.register_buffer("anchor", torch.empty(0, device=device, dtype=dtype), persistent=False)
+
+    @classmethod
+    def parse_init(cls, init: str | inits.Init, **keywords: Any) -> inits.Init:
+        """Return ``inits.RoPE`` for the default ``"normal"``, which is for learned angles."""
+        if init in ("zeros", inits.Zeros()):
+            inits.parse("rope", **keywords)  # which have no effect
+            return inits.Zeros()
+        found = inits.parse("rope" if init == "normal" else init, **keywords)
+        if isinstance(found, inits.Normal):
+            raise ValueError("init: method 'rope' learns no angles; expected rope or zeros")
+        return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {}
 
     def reset_parameters(self) -> None:
-        """Nothing to fill."""
+        """Do nothing: there are no parameters."""
 
     def angles_of(self) -> CommutingAngles:  # type: ignore[override]
-        frequencies = self.rope_frequencies(self.anchor).to(compute_dtype(self.anchor))
-        if self.init == "zeros":
-            frequencies = torch.zeros_like(frequencies)
+        device, dtype = self.anchor.device, compute_dtype(self.anchor)
+        if isinstance(self.init, inits.RoPE):
+            frequencies = self.init.rope_frequencies(self.shape, device).to(dtype)
+        else:
+            sizes = (self.num_axes, self.num_blocks, self.num_planes)
+            frequencies = torch.zeros(sizes, device=device, dtype=dtype)
         frequencies = frequencies[:, None].expand(-1, self.num_heads, -1, -1)
         return CommutingAngles(None, frequencies, self.block_size)

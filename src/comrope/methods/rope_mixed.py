@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles
+from comrope.inits import PlaneInit
 from comrope.methods.base import Method
 
 __all__ = ["RoPEMixed"]
@@ -16,6 +17,7 @@ class RoPEMixed(Method):
     """Parameters: ``frequencies`` (N, H, m, f). The block size only groups the 2x2 rotations."""
 
     name = "rope-mixed"
+    label = "RoPE-Mixed"
     frequencies: nn.Parameter
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -38,21 +40,13 @@ class RoPEMixed(Method):
         created.frequencies.copy_(frequencies)
         return created
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """``normal`` has the spread of P - P^T for P ~ N(0, 1): that of ComRoPE-LD with b = 2."""
-        if self.init == "normal":
-            self.frequencies.normal_(std=self.spread * 2**0.5)
-        elif self.init == "zeros":
-            self.frequencies.zero_()
-        elif self.init == "turned":
-            direction, speeds = self.turned_rope(self.frequencies, self.num_heads)
-            self.frequencies.copy_(direction[..., None] * speeds)
-        elif self.init == "scattered":
-            direction, speeds = self.scattered_rope(self.frequencies, self.num_heads)
-            self.frequencies.copy_(direction * speeds)
-        else:
-            self.frequencies.copy_(self.rope_frequencies(self.frequencies)[:, None])
+    def init_normal(self, std: float) -> None:
+        """Draw with the spread of P - P^T for P ~ N(0, 1): that of ComRoPE-LD with b = 2."""
+        self.frequencies.normal_(std=std * 2**0.5)
+
+    def init_planes(self, init: PlaneInit) -> None:
+        planes = init.planes(self.shape, self.frequencies)
+        self.frequencies.copy_(planes.direction * planes.speed)
 
     def angles_of(self, frequencies: Tensor) -> CommutingAngles:  # type: ignore[override]
         return CommutingAngles(None, to_compute_dtype(frequencies), self.block_size)

@@ -25,6 +25,8 @@ from typing import (
     get_type_hints,
 )
 
+from comrope.inits import RENAMED
+
 if TYPE_CHECKING:
     from comrope.models.pretrained import Pretrained
 
@@ -74,6 +76,8 @@ def check_arguments(model: type[Pretrained], arguments: Mapping[str, Any]) -> di
     Which strings are valid is left to the constructor.
     """
     arguments = {model.renamed_arguments.get(name, name): v for name, v in arguments.items()}
+    if isinstance(init := arguments.get("init"), str):
+        arguments["init"] = RENAMED.get(init, init)
     types_of = {**_keyword_types(model), **model.extra_arguments}
     if unknown := sorted(set(arguments) - set(types_of)):
         raise ValueError(

@@ -59,11 +59,6 @@ def training_resolution(name: str) -> tuple[int, int]:
     return size, size
 
 
-def init_of(model: Model) -> str:
-    """Return the library's name of an initialization."""
-    return {"rope-random-axes": "turned", "isotropic": "scattered"}.get(model.init, model.init)
-
-
 def build_vit(config: Config, **options: Any) -> ViT:
     """Return the ViT of a configuration with random weights.
 
@@ -79,8 +74,6 @@ def build_vit(config: Config, **options: Any) -> ViT:
         if name not in OF_VIT | OF_ROTATION:
             raise TypeError(f"model.{name}: is no parameter of ViT or RotaryEmbedding")
         options[name] = None if value == () else value
-    if rotates:
-        options["init"] = init_of(model)
     try:
         return create_model(
             model.name,
@@ -152,10 +145,9 @@ def build_timm_model(config: Config) -> TimmModel:
     built = TimmModel(_create(config, model.name.removeprefix(TIMM)))
     if model.position == "ape":
         return built
-    vanilla = has_vanilla_frequencies(model.position, init_of(model))
+    vanilla = has_vanilla_frequencies(model.position, model.init)
     in_patches = vanilla and model.position_units == "patch"
     options = {name: getattr(model, name) for name in FIELDS if name in OF_ROTATION}
-    options["init"] = init_of(model)
     try:
         swap(
             built.model,
