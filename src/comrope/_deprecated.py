@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
-__all__ = ["renamed", "warn_deprecated"]
+__all__ = ["renamed", "renamed_keywords", "warn_deprecated"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:
@@ -25,3 +28,26 @@ def renamed(module: str, names: dict[str, str]) -> Callable[[str], Any]:
         return getattr(sys.modules[module], names[name])
 
     return find
+
+
+def renamed_keywords(names: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Make a function accept old names of its keywords, with a DeprecationWarning.
+
+    Args:
+        names: The new name for every old one.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def accept(*args: Any, **kwargs: Any) -> Any:
+            for old in names.keys() & kwargs.keys():
+                new = names[old]
+                if new in kwargs:
+                    raise TypeError(f"{old}: is the old name of {new}; expected one of them")
+                warn_deprecated(f"{old}=", f"{new}=")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return cast(Function, accept)
+
+    return decorate

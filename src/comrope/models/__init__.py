@@ -1,4 +1,4 @@
-"""Models that are made of a position encoding. Importing this room registers them with timm."""
+"""Vision transformers with learned rotations. Importing this package registers them with timm."""
 
 from __future__ import annotations
 

@@ -6,20 +6,16 @@ is an error that names it, and not a process without memory.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import reprlib
 import types
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import (
     TYPE_CHECKING,
     Any,
-    TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -30,9 +26,7 @@ from comrope.inits import RENAMED
 if TYPE_CHECKING:
     from comrope.models.pretrained import Pretrained
 
-__all__ = ["check_arguments", "renamed_keywords", "to_json"]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["check_arguments", "to_json"]
 
 # Smallest and largest value of arguments in a file: far beyond any model that exists, and far below
 # what cannot be built without its weights.
@@ -139,26 +133,3 @@ def _check_sizes(arguments: Mapping[str, Any]) -> None:
 
 def _wrong(label: str, expected: str, value: Any) -> ValueError:
     return ValueError(f"{label}: expected {expected}, got {reprlib.repr(value)}")
-
-
-def renamed_keywords(names: Mapping[str, str]) -> Callable[[Function], Function]:
-    """Make a function accept old names of its keywords, with a DeprecationWarning.
-
-    Args:
-        names: The new name for every old one.
-    """
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def accept(*args: Any, **kwargs: Any) -> Any:
-            for old in names.keys() & kwargs.keys():
-                new = names[old]
-                if new in kwargs:
-                    raise TypeError(f"{old}: is the old name of {new}; expected one of them")
-                warnings.warn(f"{old}= is now {new}=", DeprecationWarning, stacklevel=2)
-                kwargs[new] = kwargs.pop(old)
-            return function(*args, **kwargs)
-
-        return cast(Function, accept)
-
-    return decorate

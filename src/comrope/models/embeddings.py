@@ -1,4 +1,7 @@
-"""What turns a canvas of any rank into tokens: patches, and absolute positions."""
+"""From a canvas with any number of axes to tokens: patches, and absolute positions.
+
+Shapes: B batch, C channels, X_i sizes of the canvas, T tokens, N axes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Patches(nn.Module):
         self.proj = nn.Linear(in_chans * math.prod(self.patch_size), dim)
 
     def grid_shape(self, canvas: Sequence[int]) -> tuple[int, ...]:
-        """Patches along each axis of a canvas; an error if they do not fill it."""
+        """Return the number of patches along each axis of a canvas, which they must fill."""
         if len(canvas) != len(self.patch_size) or any(
             size < patch or size % patch
             for size, patch in zip(canvas, self.patch_size, strict=True)
@@ -45,10 +48,10 @@ class Patches(nn.Module):
 
 
 class AbsolutePositions(nn.Module):
-    """APE: one learned vector a patch of the training grid, multilinear in between.
+    """APE: one learned vector per patch of the training grid, multilinear in between.
 
     At a continuous coordinate x in [0, 1]^N the embedding is interpolated between the 2^N nearest
-    patch centres; beyond the outermost centres it stays at theirs.
+    patch centres; beyond the outermost centres it is constant.
     """
 
     def __init__(self, grid: Sequence[int], dim: int) -> None:
@@ -57,18 +60,18 @@ class AbsolutePositions(nn.Module):
         self.codebook = nn.Parameter(torch.zeros(math.prod(self.grid), dim))
 
     def weights(self, positions: Tensor) -> Tensor:
-        """The share of every codebook entry in every position: (..., T, N) to (..., T, n)."""
+        """Return the weights of codebook entries at every position: (..., T, N) to (..., T, n)."""
         positions = positions.to(compute_dtype(positions))
         shares = positions.new_ones(*positions.shape[:-1], 1)
         for axis, size in enumerate(self.grid):
-            place = (positions[..., axis : axis + 1] * size - 0.5).clamp(0, size - 1)
-            centres = torch.arange(size, device=positions.device, dtype=positions.dtype)
-            hat = (1 - (place - centres).abs()).clamp_min(0)  # (..., T, X_axis)
+            coordinate = (positions[..., axis : axis + 1] * size - 0.5).clamp(0, size - 1)
+            centers = torch.arange(size, device=positions.device, dtype=positions.dtype)
+            hat = (1 - (coordinate - centers).abs()).clamp_min(0)  # (..., T, X_axis)
             shares = (shares[..., :, None] * hat[..., None, :]).flatten(-2)
         return shares
 
     def forward(self, positions: Tensor) -> Tensor:
-        """(T, N) or (B, T, N) to (T, dim) or (B, T, dim)."""
+        """Return the embedding at positions: (T, N) or (B, T, N) to (T, dim) or (B, T, dim)."""
         if positions.shape[-1] != len(self.grid):
             raise ValueError(
                 f"positions: expected {len(self.grid)} axes, got {positions.shape[-1]}"

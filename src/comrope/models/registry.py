@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -12,8 +13,8 @@ from comrope.models.vit import ViT
 
 __all__ = ["SIZES", "create_model"]
 
-# Width, depth and heads: "nano" and "nanovideo" are for tests and demonstrations, "video" is the
-# paper's for clips, whose heads three axes can share; the others are the usual ones.
+# Width, depth and heads: the usual ones, and "video", the paper's for clips, with heads that three
+# axes can share. "nano" and "nanovideo" are for tests and demonstrations.
 SIZES: dict[str, dict[str, Any]] = {
     "nano": {"embed_dim": 64, "depth": 3, "num_heads": 2, "init_std": 0.12},
     "nanovideo": {"embed_dim": 96, "depth": 3, "num_heads": 2, "init_std": 0.1},
@@ -24,27 +25,40 @@ SIZES: dict[str, dict[str, Any]] = {
     "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
 }
 NAME = re.compile(r"(?:comrope_)?vit_([a-z]+)_patch(\d+)_(\d+)")
-IN_TIMM = [
-    f"comrope_vit_{size}_patch{patch}_{resolution}"
+PLAIN_NAMES = [
+    f"vit_{size}_patch{patch}_{resolution}"
     for size in ("tiny", "small", "base", "large")
     for patch, resolution in ((8, 224), (14, 224), (16, 224), (16, 384), (32, 224))
 ]
+IN_TIMM = [f"comrope_{name}" for name in PLAIN_NAMES]
 
 
 def create_model(name: str, **options: Any) -> ViT:
-    """A ViT by name, ``vit_{size}_patch{patch}_{resolution}``, such as ``vit_base_patch16_224``.
+    """Create a ViT by name.
 
-    Any patch size and training resolution can be named; ``options`` are those of ``ViT`` and win
-    over the name, so ``img_size=(8, 224, 224), patch_size=(1, 16, 16)`` makes it take clips.
+    Args:
+        name: ``vit_{size}_patch{patch}_{resolution}``, for example ``vit_base_patch16_224``, with
+            any patch size and training resolution.
+        options: Options of ``ViT``, which override the name: ``img_size=(8, 224, 224),
+            patch_size=(1, 16, 16)`` makes a model for clips.
+
+    Raises:
+        ValueError: The name is not of that form, or has an unknown size.
     """
     match = NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None or match[1] not in SIZES:
         raise ValueError(
-            f"name: expected vit_SIZE_patchP_RESOLUTION, such as vit_base_patch16_224, with SIZE "
-            f"one of {', '.join(SIZES)}, got {name!r}"
+            f"name: expected vit_SIZE_patchP_RESOLUTION, for example vit_base_patch16_224, with "
+            f"SIZE one of {', '.join(SIZES)}, got {name!r}{_suggestion(name)}"
         )
     sizes = {"patch_size": int(match[2]), "img_size": int(match[3]), **SIZES[match[1]]}
     return ViT(**{**sizes, **options})
+
+
+def _suggestion(name: Any) -> str:
+    """Return "; did you mean ...?" for a name that is nearly right, else nothing."""
+    near = difflib.get_close_matches(str(name), [*PLAIN_NAMES, *IN_TIMM], 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _register(name: str) -> None:
@@ -57,7 +71,7 @@ def _register(name: str) -> None:
     register_model(build)
 
 
-# timm files a configuration beside every name; there are no published weights.
+# timm needs a configuration for every name; there are no published weights.
 default_cfgs = {
     name: {
         "url": "",

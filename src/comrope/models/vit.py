@@ -1,6 +1,6 @@
 """One vision transformer for any number of axes: sequences, images and clips share the code.
 
-Shapes: B batch, T patches, N axes, C channels.
+Shapes: B batch, T patches or tokens, N axes, C channels.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from comrope import _checks
 from comrope import positions as coordinates
+from comrope._deprecated import renamed_keywords
 from comrope._dtypes import constants_like
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
 from comrope.methods import METHODS, batched_angles, has_vanilla_frequencies
-from comrope.models.arguments import renamed_keywords
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.models.pretrained import Pretrained
@@ -46,36 +46,39 @@ ROTARY_OPTIONS = {
 
 
 class ViT(Pretrained):
-    """A plain ViT whose positions are encoded by ``position``, and by nothing else unless ``ape``.
+    """A plain vision transformer with one position encoding, on any number of axes.
 
     Args:
-        img_size: The canvas at training, one size for two axes or one per axis: (224, 224) is an
-            image, (1024,) a sequence, (8, 224, 224) a clip. At run time any size will do.
+        img_size: Canvas at training, one size for two axes or one per axis: (224, 224) is an image,
+            (1024,) a sequence, (8, 224, 224) a clip. The model runs at other sizes too.
         patch_size: One size for all axes or one per axis.
-        position: A method of ``comrope.METHODS``, ``"ape"`` (one learned vector a patch of the
+        in_chans: Channels of the canvas.
+        num_classes: Outputs of the classifier; 0 for none.
+        embed_dim, depth, num_heads, mlp_ratio, drop_path_rate, layer_scale: As in timm.
+        position: A method of ``comrope.METHODS``, ``"ape"`` (one learned vector per patch of the
             training grid, interpolated) or ``"none"``.
-        ape: Absolute positions beside the rotation of a method: what a model that was trained with
-            them keeps when it is fine-tuned with rotations.
-        rotate_values: Turn values as well as queries and keys, and what attention makes of them
-            back (``rotate(..., inverse=True)``): outputs then depend on where values are from.
+        ape: Absolute positions in addition to the rotations of a method, for models that were
+            trained with them and are fine-tuned with rotations.
+        rotate_values: Rotate values too, and rotate back what attention makes of them
+            (``rotate(..., inverse=True)``): outputs then depend on where values come from.
         locality_bias: Start with heads that prefer near tokens: the biases of queries and keys
             start as a score that is this high at zero distance and falls with the distance. 0:
             biases of zero.
-        block_size, init: As ``RotaryEmbedding`` takes them.
+        block_size, init: As in ``RotaryEmbedding``.
         position_units: Unit of the coordinates that vanilla RoPE's frequencies multiply, in method
             ``"rope"`` and the inits that use them: ``"patch"``, patches of the training grid, the
             usual RoPE; ``"relative"``, the whole image is 1, the paper read literally.
         base: Vanilla RoPE's base, 10000 by default.
-        axis_scale: What the coordinates of each axis are multiplied with, before anything sees
-            them, noise included; by default one. Zero leaves an axis out: (0, 1, 1) is a clip whose
-            frames have no order.
-        class_token: A class token in front of the patches.
-        class_position: ``"center"``, the class token stands at the centre of the canvas and moves
-            with it; ``"unrotated"``, it is left unrotated.
+        axis_scale: Factors of the coordinates of each axis, by default 1, applied first, also to
+            perturbed coordinates. Zero removes an axis: with (0, 1, 1) the frames of a clip have no
+            order.
+        class_token: Whether a class token comes before the patches.
+        class_position: ``"center"``, the class token is at the centre of the canvas and is
+            perturbed with it; ``"unrotated"``, it is not rotated.
         global_pool: ``"token"``, the class token is classified; ``"avg"``, the mean of the patches.
-        init_std: Spread of the weights and of the absolute positions at the start. The usual 0.02
-            suits widths of hundreds; narrow models learn sooner with more.
-        rotary_options: What the method alone takes, and ``backend``.
+        init_std: Standard deviation of initial weights and absolute positions. The usual 0.02 suits
+            widths of hundreds; narrow models learn faster with more.
+        rotary_options: Other options of ``RotaryEmbedding`` (see ``ROTARY_OPTIONS``).
     """
 
     extra_arguments = ROTARY_OPTIONS
@@ -120,11 +123,11 @@ class ViT(Pretrained):
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
             )
-        for name, wanted, off in (
+        for name, value, off in (
             ("rotate_values", rotate_values, False),
             ("locality_bias", locality_bias, 0),
         ):
-            if wanted and position not in METHODS:
+            if value and position not in METHODS:
                 raise ValueError(
                     f"{name}: expected {off}, since position {position!r} has no rotation"
                 )
@@ -197,41 +200,48 @@ class ViT(Pretrained):
         return {**self._given, "num_classes": self.num_classes, "global_pool": self.global_pool}
 
     def note_folded(self) -> None:
-        """``comrope.fold`` has made every rotation a plain one: this is what makes such a model."""
+        """Update ``arguments`` after ``comrope.fold``: all rotations are RoPE-Mixed now."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
-        of_its_start = ("shared_theta", "frequencies", "spread", "locality_bias")
-        kept = {k: v for k, v in self._given.items() if k not in of_its_start}
+        of_old_init = ("shared_theta", "frequencies", "spread", "locality_bias")
+        kept = {k: v for k, v in self._given.items() if k not in of_old_init}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
     def token_positions(
         self, grid: Sequence[int] | None = None, patch_units: float = 0.0
     ) -> Tensor:
-        """Where the tokens of a grid of patches stand, class token included: (T [+ 1], N).
+        """Return the coordinates of the tokens of a grid of patches, class token first.
 
-        Relative to the canvas, which is [0, 1] whatever the grid; with ``patch_units`` 1 neighbours
-        are as far apart as they were in training, so that a larger canvas reaches farther about its
-        centre; between the two, by powers. Absolute positions move along, and end where the canvas
-        of training does.
+        Args:
+            grid: Patches along each axis, by default those of training.
+            patch_units: 0: relative to the canvas, which is [0, 1] for any grid. 1: neighbours have
+                the same distance as in training, so larger canvases reach farther from their
+                centre. Values between interpolate by powers. Absolute positions move along, and are
+                constant beyond the canvas of training.
+
+        Returns:
+            (T [+ 1], N).
         """
         grid = tuple(grid or self.train_grid)
-        place = coordinates.grid(grid, device=self.patches.proj.weight.device)
+        centers = coordinates.grid(grid, device=self.patches.proj.weight.device)
         if patch_units:
             sizes = zip(grid, self.train_grid, strict=True)
-            reach = constants_like([(now / then) ** patch_units for now, then in sizes], place)
-            place = 0.5 + reach * (place - 0.5)
-        return coordinates.with_class_token(place, count=self.num_prefix_tokens)
+            reach = constants_like([(now / then) ** patch_units for now, then in sizes], centers)
+            centers = 0.5 + reach * (centers - 0.5)
+        return coordinates.with_class_token(centers, count=self.num_prefix_tokens)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Logits (B, num_classes) of a canvas (B, C, X_1, ..., X_N).
+        """Return the logits (B, num_classes) of a canvas.
 
-        ``positions`` are those of the patches, relative to the canvas, (T, N) or (B, T, N); the
-        class token is put at the centre. Or those of all tokens, class token first. By default the
-        patch centres.
+        Args:
+            x: (B, C, X_1, ..., X_N).
+            positions: Coordinates of the patches, relative to the canvas, (T, N) or (B, T, N), by
+                default the patch centres; the class token is at the centre. Or those of all
+                tokens, class token first.
         """
         return self.forward_head(self.forward_features(x, positions))
 
     def forward_features(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """All tokens after the last norm, (B, [1 +] T, C)."""
+        """Return all tokens after the last norm, (B, [1 +] T, C)."""
         if x.ndim != 2 + self.num_axes or x.shape[1] != self.patches.in_chans:
             raise ValueError(
                 f"x: expected (B, {self.patches.in_chans}, ...) with {self.num_axes} sizes, "
@@ -254,23 +264,25 @@ class ViT(Pretrained):
         return self.norm(x)
 
     def _angles(self) -> list[Angles] | list[None]:
-        """The angles of all blocks, worked out at once: unless parameters are fetched by hooks when
-        a block is called (sharded, offloaded), for then they are not here.
+        """Compute the angles of all blocks at once.
+
+        None for every block, which then computes its own, if hooks fetch parameters when a block is
+        called (sharded or offloaded models).
         """
-        alone: list[None] = [None] * len(self.blocks)
+        separate: list[None] = [None] * len(self.blocks)
         methods = []
         for block in cast(Iterable[Block], self.blocks):
             rope = getattr(block.attn, "rope", None)
             if not isinstance(rope, RotaryEmbedding):
-                return alone
+                return separate
             for module in (block, block.attn, rope, rope.method):
                 if module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-                    return alone
+                    return separate
             methods.append(rope.method)
-        return batched_angles(methods) or alone
+        return batched_angles(methods) or separate
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""
+        """Keep only the inputs of blocks, and compute the rest again in the backward pass."""
         self.grad_checkpointing = enable
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -291,7 +303,7 @@ class ViT(Pretrained):
         self._reset_linear(self.head)
 
     def reset_parameters(self) -> None:
-        """As timm starts its ViTs: truncated normals, zero biases, the rest as it resets itself."""
+        """Initialize as timm does: truncated normals, zero biases; others reset themselves."""
         for module in self.modules():
             if module is not self and callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
@@ -311,13 +323,13 @@ class ViT(Pretrained):
             nn.init.zeros_(module.bias)
 
     def position_parameters(self) -> int:
-        """How many parameters the position encoding has: angles, or the codebook."""
+        """Count the parameters of the position encoding: angles and absolute positions."""
         angles = (p for module in rotary_modules(self).values() for p in module.parameters())
         codebook = 0 if self.ape is None else self.ape.codebook.numel()
         return codebook + sum(p.numel() for p in angles)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that an optimizer should not decay: tokens, positions, angles."""
+        """Return the names of parameters without weight decay: tokens, positions, angles."""
         angles = {
             f"{name}.{parameter}"
             for name, module in rotary_modules(self).items()
@@ -326,16 +338,16 @@ class ViT(Pretrained):
         return angles | {"cls_token", "ape.codebook"}
 
     def _positions(self, positions: Tensor | None, grid: tuple[int, ...]) -> Tensor:
-        everything = self.token_positions(grid)
+        default = self.token_positions(grid)
         if positions is None:
-            return everything
-        tokens = everything.shape[0]
+            return default
+        tokens = default.shape[0]
         if positions.shape[-2] == tokens:
             return positions
         if positions.shape[-2] != tokens - self.num_prefix_tokens:
             raise ValueError(
-                f"positions: expected {tokens - self.num_prefix_tokens} rows, one a patch, or "
-                f"{tokens}, one a token, got {positions.shape[-2]}"
+                f"positions: expected {tokens - self.num_prefix_tokens} rows, one per patch, or "
+                f"{tokens}, one per token, got {positions.shape[-2]}"
             )
         return coordinates.with_class_token(positions, count=self.num_prefix_tokens)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from comrope.models.detection.backbone import Loaded, PlainBackbone, load_timm_weights
+from comrope.models.detection.backbone import PlainBackbone
 from comrope.models.detection.detector import detector
 from comrope.models.detection.pyramid import SimplePyramid, windowed_attention
+from comrope.models.detection.timm_weights import Loaded, load_timm_weights
 
 __all__ = [
     "Loaded",

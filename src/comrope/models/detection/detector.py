@@ -1,4 +1,4 @@
-"""Detectors of torchvision over a plain ViT. What is compared or turned into pixels is float32."""
+"""Detectors of torchvision on a plain ViT. Boxes, scores and anchors are computed in float32."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from comrope.models.vit import ViT
 __all__ = ["ANCHOR_SIZES", "detector"]
 
 KINDS = ("mask", "box")
-ANCHOR_SIZES = (32, 64, 128, 256, 512)  # in pixels, one a level
+ANCHOR_SIZES = (32, 64, 128, 256, 512)  # in pixels, one per level
 ANCHOR_RATIOS = (0.5, 1.0, 2.0)
-BOX_GRID, MASK_GRID = 7, 14  # samples along a side of what heads see of a box
+BOX_GRID, MASK_GRID = 7, 14  # samples along each side of a box, for the heads
 
 
 class _Features(nn.Module):
-    """Backbone and pyramid, as torchvision wants them."""
+    """Backbone and pyramid, as torchvision's detectors take them."""
 
     def __init__(
         self, backbone: PlainBackbone, pyramid: SimplePyramid, coarsest_stride: int
@@ -38,14 +38,15 @@ class _Features(nn.Module):
         self.out_channels, self.coarsest_stride = pyramid.out_channels, coarsest_stride
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
-        """Maps in float32: anchors take their dtype, and bfloat16 knows no odd pixel above 256."""
+        """Return maps in float32: anchors take their dtype, and bfloat16 has no odd integer above
+        256."""
         maps = self.pyramid(self.plain(x))
         return OrderedDict((name, level.float()) for name, level in maps.items())
 
 
-class Fitting(GeneralizedRCNNTransform):
-    """torchvision's resizing with antialiasing: small things stay what they were when a large image
-    is fitted into a small one. An image that fits is left as it is."""
+class Resize(GeneralizedRCNNTransform):
+    """torchvision's resizing, with antialiasing: otherwise small objects vanish when a large image
+    is made smaller. An image that already has its size is unchanged."""
 
     def resize(
         self, image: Tensor, target: dict[str, Tensor] | None = None
@@ -67,8 +68,8 @@ class Fitting(GeneralizedRCNNTransform):
 
 
 def _in_float32(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """A forward hook: boxes and scores are worked out from these, which a half float is too coarse
-    for. (torchvision does it in the dtype of what the heads say.)"""
+    """Convert outputs to float32, as a forward hook. torchvision decodes boxes and scores in the
+    dtype of the heads' outputs, and bfloat16 is too coarse for that."""
     if isinstance(output, Tensor):
         return output.float()
     return type(output)(_in_float32(module, inputs, part) for part in output)
@@ -89,20 +90,21 @@ def detector(
     head_channels: int = 1024,
     **options: Any,
 ) -> nn.Module:
-    """A ``MaskRCNN`` ("mask") or ``FasterRCNN`` ("box") of torchvision over a plain ViT.
+    """Create torchvision's ``MaskRCNN`` ("mask") or ``FasterRCNN`` ("box") on a plain ViT.
 
     Args:
-        vit, window, global_blocks, scale: As ``PlainBackbone`` takes them, ``vit`` with square
-            patches whose size is a multiple of four, so that strides are whole pixels.
+        kind: ``"mask"`` or ``"box"``.
+        vit, window, global_blocks, scale: As in ``PlainBackbone``. Patches of ``vit`` are square,
+            and their size is a multiple of four, so that strides are whole pixels.
         num_classes: Background included, as torchvision counts: 91 for COCO's own labels. Label 0
             is the background.
-        image_size: The longer side that images are resized to, whatever size they come in.
-        anchor_sizes: Of anchors, in pixels of the resized image, one a level of the pyramid.
-        finest_stride: Pixels from one feature to the next in the finest level: a quarter of a patch
-            by default, or half of one, or a whole. Each level has twice that of the one before.
+        image_size: Length in pixels that the longer side of every image is resized to.
+        anchor_sizes: Of anchors, in pixels of the resized image, one per level of the pyramid.
+        finest_stride: Stride in pixels of the finest level: a quarter of a patch by default, or a
+            half, or a whole one. Strides double from level to level.
         out_channels: Of every level of the pyramid.
         head_channels: Of the box head.
-        options: What torchvision's class takes besides, such as ``min_size`` and ``max_size`` in
+        options: Other options of torchvision's class, such as ``min_size`` and ``max_size`` in
             place of ``image_size``, ``image_mean`` or ``image_std``.
     """
     _checks.one_of("kind", kind, KINDS)
@@ -117,12 +119,14 @@ def detector(
     finest = patch // 4 if finest_stride is None else finest_stride
     if finest not in (patch // 4, patch // 2, patch):
         raise ValueError(
-            f"finest_stride: expected {patch // 4}, {patch // 2} or {patch}, a quarter of a patch, "
-            f"half of one or a whole, got {finest_stride!r}"
+            f"finest_stride: expected {patch // 4}, {patch // 2} or {patch}, a quarter, a half or "
+            f"the whole of a patch, got {finest_stride!r}"
         )
     sizes = tuple((int(size),) for size in anchor_sizes)
     if len(sizes) != len(LEVELS) + 1:
-        raise ValueError(f"anchor_sizes: expected {len(LEVELS) + 1}, one a level, got {len(sizes)}")
+        raise ValueError(
+            f"anchor_sizes: expected {len(LEVELS) + 1}, one per level, got {len(sizes)}"
+        )
     defaults: dict[str, Any] = {
         "min_size": image_size,
         "max_size": image_size,
@@ -141,9 +145,9 @@ def detector(
 
 
 def _adapted(model: Any, num_classes: int, out_channels: int, head_channels: int) -> nn.Module:
-    """With our resizing, a box head of another width, and float32 after the heads."""
+    """Set our resizing, a box head of the given width, and float32 after the heads."""
     usual, heads = model.transform, model.roi_heads
-    model.transform = Fitting(
+    model.transform = Resize(
         usual.min_size,
         usual.max_size,
         usual.image_mean,
@@ -159,9 +163,9 @@ def _adapted(model: Any, num_classes: int, out_channels: int, head_channels: int
 
 
 def _roi_pool(finest: int, output_size: int) -> nn.Module:
-    """RoI pooling over the levels that knows their strides.
+    """Create RoI pooling with the strides of the levels.
 
-    By itself it would guess them at the first call, and wrongly from images that padding makes much
+    By default it infers them at the first call, and gets them wrong if padding makes images much
     larger.
     """
     pool = poolers.MultiScaleRoIAlign(list(LEVELS), output_size, sampling_ratio=2)

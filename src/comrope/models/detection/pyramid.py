@@ -1,4 +1,7 @@
-"""What ViTDet does with the one map of a plain backbone: windows to attend in, and a pyramid."""
+"""The parts that ViTDet adds to a plain backbone: attention in windows, and a feature pyramid.
+
+Shapes: B batch, H x W patches, T = H W, D channels per head.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,21 @@ from comrope import _checks
 
 __all__ = ["LEVELS", "SimplePyramid", "windowed_attention"]
 
-LEVELS = ("0", "1", "2", "3")  # each of twice the stride of the one before; "pool" is the fifth
-FINEST = (4, 2, 1)  # how much larger than the map of the backbone the first may be
+LEVELS = ("0", "1", "2", "3")  # strides double from level to level; "pool" is the fifth
+FINEST = (4, 2, 1)  # possible sizes of the first level, relative to the backbone's map
 
 
 class SimplePyramid(nn.Module):
-    """A map (B, in_channels, H, W) of stride p to maps of strides p / 4, p / 2, p, 2 p and 4 p.
+    """Turn a map (B, in_channels, H, W) of stride p into maps of stride p / 4, p / 2, p, 2 p, 4 p.
 
-    They are named "0" to "3" and "pool", as the detectors of torchvision want them, and have
-    ``out_channels`` each. ``finest`` 2 or 1 begins at p / 2 or p instead, for small patches, where
-    p / 4 would cost much and show little. Odd sizes are halved downwards, and upwards in "pool":
-    for exact strides H and W are multiples of 4, 8 or 16.
+    They are named "0" to "3" and "pool", as torchvision's detectors require. Odd sizes are rounded
+    down, in "pool" up: for exact strides H and W are multiples of 4, 8 or 16.
+
+    Args:
+        in_channels: Of the backbone's map.
+        out_channels: Of every level.
+        finest: 4, or 2 or 1 for a first stride of p / 2 or p: with small patches, p / 4 costs much
+            and adds little.
     """
 
     def __init__(self, in_channels: int, out_channels: int = 256, *, finest: int = 4) -> None:
@@ -33,7 +40,7 @@ class SimplePyramid(nn.Module):
         if finest not in FINEST:
             raise ValueError(f"finest: expected one of 4, 2, 1, got {finest!r}")
         first = FINEST.index(finest)
-        self.least = 2 ** (first + 1)  # patches that the coarsest but one makes one of
+        self.least = 2 ** (first + 1)  # smallest map with at least one entry in level "3"
         half, quarter = width // 2, width // 4
         resized: list[tuple[list[nn.Module], int]] = [
             (
@@ -55,7 +62,8 @@ class SimplePyramid(nn.Module):
         )
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
-        if min(x.shape[-2:]) < self.least:  # there would be nothing left of it
+        """Return the levels by name."""
+        if min(x.shape[-2:]) < self.least:
             raise ValueError(
                 f"x: expected a map of at least {self.least} x {self.least} patches, "
                 f"got {tuple(x.shape)}"
@@ -66,12 +74,12 @@ class SimplePyramid(nn.Module):
 
 
 def _doubled(before: int, after: int) -> nn.Module:
-    """Twice the size of the map."""
+    """Double the size of a map."""
     return nn.ConvTranspose2d(before, after, kernel_size=2, stride=2)
 
 
 def _mixed(before: int, after: int) -> list[nn.Module]:
-    """1 x 1 and 3 x 3 convolutions; the norms behind them have their biases."""
+    """1 x 1 and 3 x 3 convolutions, without biases: the norms after them have some."""
     return [
         nn.Conv2d(before, after, kernel_size=1, bias=False),
         LayerNorm2d(after),
@@ -83,17 +91,17 @@ def _mixed(before: int, after: int) -> list[nn.Module]:
 def windowed_attention(
     q: Tensor, k: Tensor, v: Tensor, grid: tuple[int, int], window: int
 ) -> Tensor:
-    """Attention among the tokens of each window of a map, (B, heads, T, D) each, T = H W.
+    """Attend within each window of a map: q, k and v (B, heads, T, D) to (B, heads, T, D).
 
-    q and k are rotated before the map is cut, so that positions are those in the whole of it.
-    The map is up to four parts, each of windows of one size: the whole ones, those that its right
-    and lower ends cut off, and the corner.
+    q and k are rotated before, with positions in the whole map. The map has up to four parts, each
+    with windows of one size: the full windows, those cut off at the right and at the lower end, and
+    the corner.
     """
     maps = [x.unflatten(2, grid) for x in (q, k, v)]  # (B, heads, H, W, D)
     rows = []
-    for top, bottom, height in _stretches(grid[0], window):
+    for top, bottom, height in _spans(grid[0], window):
         row = []
-        for left, right, width in _stretches(grid[1], window):
+        for left, right, width in _spans(grid[1], window):
             part = (x[:, :, top:bottom, left:right] for x in maps)
             queries, keys, values = (_cut(x, height, width) for x in part)
             mixed = nn.functional.scaled_dot_product_attention(queries, keys, values)
@@ -103,22 +111,22 @@ def windowed_attention(
     return torch.cat(rows, dim=2).flatten(2, 3)
 
 
-def _stretches(size: int, window: int) -> Iterator[tuple[int, int, int]]:
-    """Where whole windows begin and end along an axis, and what is left; the size of each."""
-    whole = size - size % window
-    if whole:
-        yield 0, whole, window
-    if whole < size:
-        yield whole, size, size - whole
+def _spans(size: int, window: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, end, window size) of the full windows along an axis, and of the rest."""
+    full = size - size % window
+    if full:
+        yield 0, full, window
+    if full < size:
+        yield full, size, size - full
 
 
 def _cut(x: Tensor, height: int, width: int) -> Tensor:
-    """A map (B, heads, H, W, D) to windows (B n, heads, height width, D)."""
+    """Cut a map (B, heads, H, W, D) into windows (B n, heads, height width, D)."""
     x = x.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, heads, n, h, n', w, D)
     return x.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
 
 
 def _joined(x: Tensor, counts: tuple[int, int], sides: tuple[int, int]) -> Tensor:
-    """What ``_cut`` has cut, in one piece again."""
+    """Undo ``_cut``."""
     x = x.unflatten(2, sides).unflatten(0, (-1, *counts))  # (B, n, n', heads, h, w, D)
     return x.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)

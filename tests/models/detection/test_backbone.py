@@ -1,4 +1,4 @@
-"""A plain ViT as a backbone: windows that know where they are, and a pyramid."""
+"""A plain ViT as a backbone: attention in windows, at positions in the whole image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import comrope
 from comrope.analysis import rotary_modules
 from comrope.models import POSITIONS, ViT
 from comrope.models.detection import PlainBackbone
-from comrope.models.detection.pyramid import SimplePyramid, windowed_attention
 
 LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 
@@ -25,24 +24,6 @@ def test_one_window_over_the_whole_image_is_the_plain_vit(position, global_block
         expected = vit.forward_features(x).mT.unflatten(2, (4, 3))
         got = in_windows(vit, global_blocks=global_blocks)(x)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("grid", [(8, 12), (5, 7), (3, 9), (2, 3)])
-def test_windowed_attention_is_attention_with_a_mask_over_the_map(grid):
-    """The slow twin: every token looks at the whole map, and sees its own window only."""
-    tokens = grid[0] * grid[1]
-    inputs = [torch.randn(2, 3, tokens, 8, dtype=torch.float64).requires_grad_() for _ in range(3)]
-    row, column = torch.meshgrid(*(torch.arange(size) // 4 for size in grid), indexing="ij")
-    window = (row * 100 + column).flatten()
-    same = window[:, None] == window
-    outcomes = []
-    for got in (
-        windowed_attention(*inputs, grid, 4),
-        nn.functional.scaled_dot_product_attention(*inputs, attn_mask=same),
-    ):
-        outcomes.append([got, *torch.autograd.grad(got.tanh().square().sum(), inputs)])
-    for got, expected in zip(*outcomes, strict=True):
-        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("position", COMMUTING)
@@ -61,7 +42,7 @@ def test_a_window_that_the_map_does_not_fill_is_an_image_of_its_own(position):
         assert (everywhere[..., 4:, 4:] - whole[..., 4:, 4:]).abs().max() > 1e-2
 
 
-def test_windows_know_where_they_are_in_the_image():
+def test_positions_in_windows_are_those_in_the_image():
     """LieRE's rotations are not relative, so the same crop elsewhere is not the same to it."""
     backbone = in_windows(tokenless("liere"), scale="patch").eval()
     x = torch.randn(1, 3, 48, 56)
@@ -69,9 +50,9 @@ def test_windows_know_where_they_are_in_the_image():
     with torch.no_grad():
         corner = backbone(x)[..., 4:, 4:]
         alone = backbone(x[..., 32:, 32:])
-        told = backbone(x[..., 32:, 32:], place[4:, 4:].flatten(0, 1))
+        placed = backbone(x[..., 32:, 32:], place[4:, 4:].flatten(0, 1))
     assert (corner - alone).abs().max() > 1e-2
-    torch.testing.assert_close(corner, told, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(corner, placed, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("position", comrope.METHODS)
@@ -178,8 +159,8 @@ def test_the_last_block_of_every_quarter_is_global():
     assert PlainBackbone(small("none", depth=2)).global_blocks == {0, 1}
 
 
-def test_whoever_hooks_a_block_sees_it_in_windows_too():
-    """Sharding, offloading and compilation hang on calls of blocks."""
+def test_hooks_of_blocks_run_in_windows_too():
+    """Sharding, offloading and compilation depend on calls of blocks."""
     called = []
     vit = tokenless()
     for block in vit.blocks:
@@ -188,38 +169,13 @@ def test_whoever_hooks_a_block_sees_it_in_windows_too():
     assert called == list(vit.blocks)
 
 
-def test_whoever_hooks_a_rotation_sees_it_in_windows_too():
+def test_hooks_of_rotations_run_in_windows_too():
     backbone, x, seen = in_windows(small()).eval(), torch.randn(1, 3, 48, 40), []
     expected = backbone(x)
     for rope in rotary_modules(backbone).values():
         rope.register_forward_hook(lambda *call: seen.append(call))
     torch.testing.assert_close(backbone(x), expected)
     assert len(seen) == 3
-
-
-def test_the_pyramid_has_five_strides():
-    pyramid = SimplePyramid(48, 32)
-    maps = pyramid(torch.randn(2, 48, 8, 12))
-    assert {name: tuple(x.shape) for name, x in maps.items()} == {
-        "0": (2, 32, 32, 48),
-        "1": (2, 32, 16, 24),
-        "2": (2, 32, 8, 12),
-        "3": (2, 32, 4, 6),
-        "pool": (2, 32, 2, 3),
-    }
-    assert list(maps) == ["0", "1", "2", "3", "pool"]
-    assert pyramid.out_channels == 32
-    assert SimplePyramid(48).out_channels == 256
-
-
-@pytest.mark.parametrize("finest", [4, 2, 1])
-def test_a_pyramid_may_begin_at_a_coarser_stride(finest):
-    x = torch.randn(1, 48, 16, 32)
-    sizes = [tuple(level.shape[2:]) for level in SimplePyramid(48, 8, finest=finest)(x).values()]
-    assert sizes == [(16 * finest // 2**level, 32 * finest // 2**level) for level in range(5)]
-    least = 8 // finest
-    with pytest.raises(ValueError, match=f"x: expected a map of at least {least} x {least}"):
-        SimplePyramid(48, 8, finest=finest)(x[..., : least - 1])
 
 
 def test_errors_of_the_backbone_name_the_argument():
@@ -237,9 +193,5 @@ def test_errors_of_the_backbone_name_the_argument():
         PlainBackbone(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"x: expected images \(B, 3, X, Y\), got \(1, 1, 8, 8\)"):
         in_windows(small())(torch.randn(1, 1, 8, 8))
-    with pytest.raises(ValueError, match="positions: expected 4 rows, one a patch, got 5"):
+    with pytest.raises(ValueError, match="positions: expected 4 rows"):
         in_windows(small())(torch.randn(1, 3, 16, 16), torch.rand(5, 2))
-    with pytest.raises(ValueError, match="x: expected a map of at least 2 x 2 patches"):
-        SimplePyramid(48)(torch.randn(1, 48, 1, 4))
-    with pytest.raises(ValueError, match="finest: expected one of 4, 2, 1, got 3"):
-        SimplePyramid(48, finest=3)
