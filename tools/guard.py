@@ -29,9 +29,15 @@ from guards import compare, tree
 # Name -> number in the plan, whether it takes seconds only, what it checks.
 GUARDS = {
     "identity": ("G1", True, "names and contents of runs, plans and recipes"),
-    "states": ("G7", True, "weights that models start with"),
-    "cycles": ("G9", True, "imports in a circle"),
+    "docs": ("G2", True, "numbers in generated tables of documents"),
+    "gather": ("G3", False, "results of studies from the kept runs"),
+    "training": ("G4", False, "weights after short trainings"),
     "ptx": ("G5", False, "machine code of the kernels"),
+    "batches": ("G6", False, "batches of training and evaluation"),
+    "states": ("G7", True, "weights that models start with"),
+    "outputs": ("G8", True, "outputs of folded, exported and swapped models"),
+    "cycles": ("G9", True, "imports in a circle"),
+    "commands": ("G10", True, "options and errors of the command line"),
 }
 
 
@@ -80,7 +86,9 @@ def _run(name: str, update: bool) -> int:
     check = getattr(module, "differences", compare.differences)
     differences: list[str] = check(golden, found)
     if not differences:
-        print(f"{label} ok: {about}, {compare.count(golden)} values ({took})", flush=True)
+        remark = getattr(module, "remark", lambda *_: "")(golden, found)
+        remark = f"; {remark}" if remark else ""
+        print(f"{label} ok: {about}, {compare.count(golden)} values{remark} ({took})", flush=True)
         return 0
     print(f"{label} differs: {about} ({took})")
     for line in differences[:20]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import comrope
+from comrope.experiments import cli_results
 from comrope.experiments.common.errors import Interrupted, UserError
 
 __all__ = ["app", "main"]
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich's help takes 0.15 s more to import
 )
+app.add_typer(cli_results.app, name="results")
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Fields to set, such as model.position=comrope-ap train.epochs=10"),
@@ -57,7 +59,10 @@ def options(
 
 @app.command("train")
 def train_command(
-    recipe: Annotated[str, typer.Argument(help="A name (`comrope recipes`) or a .yaml file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A name (comrope recipes), a .yaml file, or @ID (comrope results)."),
+    ],
     overrides: Overrides = None,
     method: Method = None,
     perturbation: Perturbation = None,
@@ -71,11 +76,11 @@ def train_command(
 
     Under torchrun or accelerate launch all processes train it together.
     """
-    from comrope.experiments.config import load_recipe
+    from comrope.experiments.runs.store import load_config
     from comrope.experiments.tasks import task_of
     from comrope.experiments.training.train import train
 
-    config = load_recipe(recipe, method, perturbation)
+    config = load_config(recipe, method, perturbation)
     config = config.with_overrides(overrides or []).with_overrides(_root(data))
     result = train(config, out, progress=not quiet)
     task = task_of(config)

@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from comrope import __version__
+
 __all__ = ["console", "machine", "now", "peak_memory", "progress_bar", "say"]
 
 console = Console(stderr=True, highlight=False)
@@ -52,7 +54,8 @@ def machine(device: torch.device) -> dict[str, str]:
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
     versions = {package: metadata.version(package) for package in TORCH_PACKAGES}
-    return {"device": name, "python": platform.python_version(), **versions, "date": now()[:10]}
+    about = {"device": name, "python": platform.python_version(), "comrope": __version__}
+    return {**about, **versions, "date": now()[:10]}
 
 
 def _cpu_name() -> str:

@@ -16,8 +16,8 @@ from comrope.experiments.config.identity import (
 )
 from comrope.experiments.config.methods import method_fields, method_names
 from comrope.experiments.config.recipes import describe_fields, load_recipe, recipe_names, to_yaml
-from comrope.experiments.config.sanity import TIMM
 from comrope.experiments.config.schema import (
+    TIMM,
     Augment,
     Config,
     Data,
@@ -27,10 +27,12 @@ from comrope.experiments.config.schema import (
     Optim,
     Train,
 )
+from comrope.experiments.config.upgrades import SCHEMA, upgrade
 
 __all__ = [
     "CONFIG",
     "RUNTIME",
+    "SCHEMA",
     "TIMM",
     "Augment",
     "Config",
@@ -55,4 +57,5 @@ __all__ = [
     "start_id",
     "to_dict",
     "to_yaml",
+    "upgrade",
 ]

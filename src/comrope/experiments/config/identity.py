@@ -16,8 +16,7 @@ from comrope._files import sha256_of
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config.build import flat, option_fields
 from comrope.experiments.config.recipes import LOADER, load_recipe
-from comrope.experiments.config.sanity import TIMM
-from comrope.experiments.config.schema import Config
+from comrope.experiments.config.schema import TIMM, Config
 
 __all__ = [
     "CONFIG",
@@ -58,12 +57,12 @@ def run_id(config: Config, parent: str | None = None) -> str:
     return hash_fields(non_default(config, parent))
 
 
-def run_name(config: Config) -> str:
+def run_name(config: Config, parent: str | None = None) -> str:
     """Return the name of a run's folder: readable, and with the run's identity at the end."""
     model, train = config.model, config.train
     return (
         f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}"
-        f"-{run_id(config)}"
+        f"-{run_id(config, parent)}"
     )
 
 

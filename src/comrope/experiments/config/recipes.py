@@ -11,10 +11,9 @@ from typing import Any
 import yaml
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config.build import build, option_fields, suggest, to_dict, to_plain
+from comrope.experiments.config.build import option_fields, suggest, to_dict, to_plain
 from comrope.experiments.config.methods import method_fields, method_names
-from comrope.experiments.config.sanity import checked
-from comrope.experiments.config.schema import Config
+from comrope.experiments.config.schema import Config, build_config
 from comrope.experiments.config.upgrades import SCHEMA, upgrade_tree
 
 __all__ = ["describe_fields", "load_recipe", "recipe_names", "to_yaml"]
@@ -49,7 +48,7 @@ def load_recipe(
         UserError: There is no such recipe or method, or the file cannot be read or has a field or
             value that is not accepted.
     """
-    config = checked(build(Config, _tree(str(name)), f"recipe {name}: "))
+    config = build_config(_tree(str(name)), f"recipe {name}: ")
     return _compose(config, method, perturbation)
 
 
@@ -142,7 +141,7 @@ def _composed_tree(name: str, depth: int) -> dict[str, Any]:
         if match and match["method"] in method_names():
             perturbation = match["perturbation"]
             number = None if perturbation is None else float(perturbation)
-            config = build(Config, _tree(base, depth + 1), f"recipe {base}: ")
+            config = build_config(_tree(base, depth + 1), f"recipe {base}: ")
             return to_dict(_compose(config, match["method"], number))
     composed = (f"{base}_{method}" for base in recipe_names() for method in method_names())
     raise UserError(

@@ -9,12 +9,22 @@ from typing import Any
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config.build import Scalar, Text, build, flat, option, suggest, to_dict
-from comrope.experiments.config.sanity import checked
 from comrope.experiments.config.upgrades import upgrade
 
-__all__ = ["Augment", "Config", "Data", "Detect", "Evaluate", "Model", "Optim", "Train"]
+__all__ = [
+    "TIMM",
+    "Augment",
+    "Config",
+    "Data",
+    "Detect",
+    "Evaluate",
+    "Model",
+    "Optim",
+    "Train",
+    "build_config",
+]
 
-BOXED = ("coco", "scenes")  # data with boxes
+TIMM = "timm:"  # in front of a name of timm's
 
 
 @dataclass(frozen=True)
@@ -285,7 +295,7 @@ class Config:
     @property
     def detects(self) -> bool:
         """Whether boxes are learned, rather than classes of whole images or clips."""
-        return self.data.name in BOXED
+        return self.data.name in ("coco", "scenes")
 
     @property
     def headline(self) -> str:
@@ -316,7 +326,30 @@ class Config:
                 tree[section][key] = value
             else:
                 tree[name] = value
-        return checked(build(Config, tree, ""))
+        return build_config(tree)
+
+
+def build_config(tree: Mapping[str, Any], where: str = "") -> Config:
+    """Build a configuration from sections with fields.
+
+    Args:
+        tree: Sections, plain values by field; fields outside of any section, by name.
+        where: What comes before a field's name in a message.
+
+    Raises:
+        UserError: A field is unknown, a value is not accepted, or two do not go together. What is
+            about one kind of data is checked by its task.
+    """
+    config: Config = build(Config, tree, where)
+    train = config.train
+    if (train.precision, train.strategy) == ("fp16", "fsdp2"):
+        raise UserError("train.precision: expected no or bf16 with train.strategy=fsdp2, got fp16")
+    if train.batch_size % train.accumulate:
+        raise UserError(
+            f"train.accumulate: expected a divisor of train.batch_size {train.batch_size}, got "
+            f"{train.accumulate}"
+        )
+    return config
 
 
 def _split(text: str) -> tuple[str, Any]:

@@ -83,6 +83,11 @@ def read_result(out: Path) -> dict[str, Any] | None:
 def read_weights(out: Path, label: str = "run") -> tuple[Config, dict[str, Tensor]]:
     """Of a finished run: its configuration, and the weights that were evaluated."""
     weights = out / WEIGHTS
+    if str(out).startswith("@"):
+        raise UserError(
+            f"{label}: {out} is a stored run, whose weights are not kept; train it with `comrope "
+            f"train {out} --out FOLDER`, and give that folder"
+        )
     if not (out / CONFIG).is_file():
         raise UserError(f"{label}: {out} holds no run (no {CONFIG})")
     if not weights.is_file():

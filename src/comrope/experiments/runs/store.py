@@ -1,0 +1,255 @@
+"""Finished runs, by identity: in folders as training leaves them, or in a few text files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import write_files
+from comrope.experiments.config import (
+    CONFIG,
+    Config,
+    load_recipe,
+    read_config,
+    run_id,
+    to_yaml,
+)
+from comrope.experiments.config.identity import run_name
+from comrope.experiments.runs.directory import LOG, RESULT
+from comrope.experiments.runs.records import START, Record, merge, record_of
+
+__all__ = [
+    "FolderStore",
+    "JsonlStore",
+    "RunStore",
+    "Stores",
+    "load_config",
+    "open_store",
+    "records_in",
+]
+
+ARCHIVE = "archive"  # in a store: runs that no study plans
+RESULTS = Path("results")  # the store where none is named
+
+
+class RunStore(Protocol):
+    """Finished runs."""
+
+    def ids(self) -> list[str]:
+        """Return the identities of all runs."""
+        ...
+
+    def find(self, config: Config) -> Record | None:
+        """Return the run of a configuration, if it is finished."""
+        ...
+
+
+class FolderStore:
+    """A folder of runs, each a folder of its own, whatever it is called."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def ids(self) -> list[str]:
+        return [name for name, folder in self._folders.items() if (folder / RESULT).is_file()]
+
+    def find(self, config: Config) -> Record | None:
+        return record_of(self.folder(config))
+
+    def folder(self, config: Config) -> Path:
+        """Return where the run of a configuration is, or where it belongs if there is none."""
+        usual = self.path / run_name(config)
+        return usual if usual.is_dir() else self._folders.get(run_id(config), usual)
+
+    def records(self) -> list[Record]:
+        """Return all finished runs."""
+        found = map(record_of, self._folders.values())
+        return [record for record in found if record is not None]
+
+    @cached_property
+    def _folders(self) -> dict[str, Path]:
+        """Folders with a configuration, by the identity of the run."""
+        found = {}
+        for file in sorted(self.path.glob(f"*/{CONFIG}")):
+            with contextlib.suppress(UserError):  # such as one with a field that was removed
+                found[run_id(*read_config(file.parent))] = file.parent
+        return found
+
+
+class JsonlStore:
+    """A folder of JSON lines, one file a family of recipes, one line a run.
+
+    Args:
+        path: The folder. It need not exist before something is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def ids(self) -> list[str]:
+        return list(self._records)
+
+    def find(self, config: Config) -> Record | None:
+        return self._records.get(run_id(config))
+
+    def records(self) -> list[Record]:
+        """Return all runs, file by file."""
+        return list(self._records.values())
+
+    def get(self, text: str) -> Record:
+        """Return one run.
+
+        Args:
+            text: Its identity or the beginning of it, its name, or the name that it had in the
+                first schema. Archived runs are found, too.
+
+        Raises:
+            UserError: There is none, or several begin so.
+        """
+        every = self.records() + JsonlStore(self.path / ARCHIVE).records()
+        exact = [r for r in every if text in (r.id, r.name, r.legacy)]
+        found = exact or [r for r in every if text and r.id.startswith(text)]
+        if len(found) != 1:
+            names = ", ".join(r.id for r in found[:5])
+            raise UserError(
+                f"run: expected the identity or name of a run in {self.path}, got {text!r}, "
+                + (f"which {names} begin with" if found else "which is none of them")
+            )
+        return found[0]
+
+    def add(self, records: Iterable[Record], *, replace: bool = False) -> list[Record]:
+        """Store runs; what is known of one is merged with what is new.
+
+        Args:
+            records: The runs.
+            replace: Whether a new result takes the place of another one of the same run.
+
+        Returns:
+            The runs of which something was new.
+
+        Raises:
+            UserError: A run is stored with another result, or a file cannot be written.
+        """
+        every, changed = dict(self._records), []
+        for record in records:
+            known = every.get(record.id)
+            new = record if known is None or replace else merge(known, record)
+            if new != known:
+                every[record.id] = new
+                changed.append(new)
+        families = {record.recipe for record in changed}
+        texts = {
+            self.path / f"{family}.jsonl": _lines(r for r in every.values() if r.recipe == family)
+            for family in families
+        }
+        write_files({file: _writer(text) for file, text in texts.items()})
+        self.__dict__.pop("_records", None)
+        return changed
+
+    def export(self, folder: Path) -> None:
+        """Write every run as a folder, without weights, as training would leave it."""
+        every = self._records
+        files: dict[Path, str] = {}
+        for record in every.values():
+            place, config = folder / record.name, record.config
+            if record.parent in every:
+                start = str(folder / every[record.parent].name)
+                config = config.with_overrides({START: start})
+            files[place / CONFIG] = to_yaml(config, record.parent)
+            files[place / RESULT] = json.dumps(record.result, indent=1) + "\n"
+            log = [{"event": "evaluation", **each} for each in record.evaluations]
+            files[place / LOG] = "".join(json.dumps(each) + "\n" for each in log)
+            for name, value in record.measured.items():
+                files[place / f"{name}.json"] = json.dumps(value) + "\n"
+        for file, text in files.items():  # in a new folder: nothing can be lost
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+    @cached_property
+    def _records(self) -> dict[str, Record]:
+        found: dict[str, Record] = {}
+        for file in sorted(self.path.glob("*.jsonl")):
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                try:
+                    record = Record.from_json(line)
+                except ValueError as error:
+                    raise UserError(f"{file}, line {number}: {error}") from None
+                found[record.id] = record
+        return found
+
+
+class Stores:
+    """Several stores as one; the first that has a run answers."""
+
+    def __init__(self, *stores: RunStore) -> None:
+        self.stores = stores
+
+    def ids(self) -> list[str]:
+        return list(dict.fromkeys(name for store in self.stores for name in store.ids()))
+
+    def find(self, config: Config) -> Record | None:
+        return next(filter(None, (store.find(config) for store in self.stores)), None)
+
+
+def open_store(path: Path) -> FolderStore | JsonlStore:
+    """Return the store in a folder: JSON lines, or folders of runs in it or in its ``runs``.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    if not path.is_dir():
+        raise UserError(f"store: expected a folder of runs or of .jsonl files, got {path}")
+    if any(path.glob("*.jsonl")):
+        return JsonlStore(path)
+    return FolderStore(path / "runs" if (path / "runs").is_dir() else path)
+
+
+def records_in(folder: Path) -> list[Record]:
+    """Return the finished runs of a folder: of a run, of runs, or of a study's output.
+
+    Raises:
+        UserError: There is none.
+    """
+    if (folder / CONFIG).is_file():
+        record = record_of(folder)
+        found = [] if record is None else [record]
+    else:
+        store = open_store(folder)
+        found = store.records()
+    if not found:
+        raise UserError(f"folder: expected finished runs, got none in {folder}")
+    return found
+
+
+def load_config(name: str, method: str | None = None, perturbation: float | None = None) -> Config:
+    """Load a recipe, or the configuration of a stored run.
+
+    Args:
+        name: What ``load_recipe`` takes; or "@ID" for a run in the folder ``results``, or
+            "@STORE/ID".
+        method: See ``load_recipe``. A stored run has its own.
+        perturbation: See ``load_recipe``. A stored run has its own.
+
+    Raises:
+        UserError: There is no such recipe or run, or a stored run is given another method.
+    """
+    if not name.startswith("@"):
+        return load_recipe(name, method, perturbation)
+    if method is not None or perturbation is not None:
+        raise UserError(f"method: expected none with {name}, which is a run with its own")
+    folder, _, text = name.removeprefix("@").rpartition("/")
+    return JsonlStore(Path(folder) if folder else RESULTS).get(text).config
+
+
+def _lines(records: Iterable[Record]) -> str:
+    ordered = sorted(records, key=lambda record: (record.name, record.id))
+    return "".join(f"{record.to_json()}\n" for record in ordered)
+
+
+def _writer(text: str) -> Callable[[Path], Any]:
+    return lambda file: file.write_text(text, encoding="utf-8")

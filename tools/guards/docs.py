@@ -1,0 +1,62 @@
+"""G2: the tables in documents that are made from results: their numbers, in order.
+
+Words may be renamed; numbers must stay. A study that is removed takes its table along.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from guards.compare import differences as compare
+from guards.tree import bytes_digest, root
+
+__all__ = ["differences", "observe", "remark"]
+
+DOCUMENTS = ("README.md", "docs/fast.md", "docs/reproduce.md", "docs/results.md")
+REGION = re.compile(r"<!-- (?!end )(?P<mark>[^>]+?) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+NUMBER = re.compile(r"[-\u2212+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:e[-+]?\d+)?")
+# Studies that the plan removes.
+REMOVED = ("reproduce ablation", "reproduce angles", "reproduce backwards", "reproduce units")
+
+
+def observe() -> dict[str, Any]:
+    """Return mark -> its tables, each with the digest of the text and all numbers."""
+    found: dict[str, Any] = {}
+    for document in DOCUMENTS:
+        for match in REGION.finditer((root() / document).read_text()):
+            body = PICTURE.sub("", match["body"])
+            numbers = " ".join(text.replace("\u2212", "-") for text in NUMBER.findall(body))
+            entry = {"text": bytes_digest(body.encode()), "numbers": numbers}
+            found.setdefault(match["mark"], []).append(entry)
+    return found
+
+
+def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Return marks whose numbers differ. Of a mark in two documents one may go."""
+    lines = []
+    for mark, entries in golden.items():
+        numbers = [entry["numbers"] for entry in found.get(mark, [])]
+        # A brief table repeats another one.
+        if not numbers and not mark.startswith(REMOVED) and "--brief" not in mark:
+            lines.append(f"{mark}: expected {len(entries)} tables, found none")
+        known = [entry["numbers"] for entry in entries]
+        lines += [_first_difference(mark, known, some) for some in numbers if some not in known]
+    return lines
+
+
+def remark(golden: dict[str, Any], found: dict[str, Any]) -> str:
+    """Say how many tables have other words than before."""
+    texts = {entry["text"] for entries in golden.values() for entry in entries}
+    other = sum(entry["text"] not in texts for entries in found.values() for entry in entries)
+    return f"{other} tables with other words" if other else ""
+
+
+def _first_difference(mark: str, known: list[str], some: str) -> str:
+    best = known[0].split(" ")
+    here = some.split(" ")
+    pairs = zip(best, here, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(best), len(here)))
+    lines = compare(" ".join(best[at : at + 8]), " ".join(here[at : at + 8]), f"{mark}, from {at}")
+    return lines[0] if lines else f"{mark}: expected {len(best)} numbers, found {len(here)}"
