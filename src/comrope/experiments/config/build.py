@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -86,7 +87,7 @@ def build(kind: Any, tree: Any, where: str) -> Any:
     """
     if not isinstance(tree, dict):
         raise UserError(f"{where}expected fields, got {tree!r}")
-    known = typing.get_type_hints(kind)
+    known = _types_of(kind)
     about = {field.name: field.metadata for field in dataclasses.fields(kind)}
     values = {}
     for name, value in tree.items():
@@ -95,6 +96,11 @@ def build(kind: Any, tree: Any, where: str) -> Any:
         values[name] = _typed(known[name], value, f"{where}{name}")
         _check(values[name], about[name], f"{where}{name}")
     return kind(**values)
+
+
+@functools.cache
+def _types_of(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _typed(kind: Any, value: Any, where: str) -> Any:
@@ -190,9 +196,8 @@ def flat(config: Any) -> dict[str, Any]:
 def option_fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
     """The fields of a dataclass and of its sections that were declared with ``option``, by name."""
     found: dict[str, dataclasses.Field[Any]] = {}
-    types_of = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(section := types_of[field.name]):
+        if dataclasses.is_dataclass(section := _types_of(kind)[field.name]):
             found |= {f"{field.name}.{key}": each for key, each in option_fields(section).items()}
         elif field.metadata:
             found[field.name] = field

@@ -54,6 +54,8 @@ class Record:
         legacy: The name that its folder had in the first schema.
         schema: The schema of its fields.
         code: The version of comrope that trained it, if it is known.
+        folder: The folder of the run, with its weights if they are kept; None in a store of text
+            files.
     """
 
     id: str
@@ -68,6 +70,7 @@ class Record:
     legacy: str | None = None
     schema: int = SCHEMA
     code: str | None = None
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def config(self) -> Config:
@@ -127,11 +130,17 @@ class Record:
             raise ValueError(f"is no run (no {error})") from None
 
 
-def record_of(folder: Path) -> Record | None:
-    """Return the record of a run's folder; None if the run is not finished."""
+def record_of(folder: Path, parent: str | None = None) -> Record | None:
+    """Return the record of a run's folder; None if the run is not finished.
+
+    Args:
+        folder: The folder.
+        parent: The identity of what the run starts from, if the folder does not have it.
+    """
     if not (folder / CONFIG).is_file() or (result := read_result(folder)) is None:
         return None
-    config, parent = read_config(folder)
+    config, stored = read_config(folder)
+    parent = stored or parent
     log = read_log(folder / LOG) if (folder / LOG).is_file() else []
     fields = non_default(config, parent)
     start = fields.get(START)
@@ -149,6 +158,7 @@ def record_of(folder: Path) -> Record | None:
         losses=_losses(log),
         recipe=recipe_of(config),
         code=result.get("machine", {}).get("comrope"),
+        folder=folder,
     )
 
 
