@@ -21,6 +21,17 @@ def test_functions():
     torch.testing.assert_close(old, comrope.normalize(pixels, (224, 112)))
 
 
+def test_rescale():
+    positions, generator = comrope.grid((3, 5)), torch.Generator().manual_seed(0)
+    with warns("rescale", "center"):
+        many = comrope.rescale(positions, 2.0, batch_size=500, generator=generator)
+    factors = (many - 0.5)[..., :1, :1] / (positions - 0.5)[0, 0]
+    torch.testing.assert_close(many, 0.5 + factors * (positions - 0.5))
+    logs = factors.log2()
+    assert logs.abs().max() <= 1 + 1e-5
+    assert logs.std() == pytest.approx(1 / 3**0.5, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [("Torus", "CommutingAngles"), ("Line", "CollinearAngles"), ("Free", "GeneralAngles")],

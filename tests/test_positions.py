@@ -141,26 +141,3 @@ def test_generators_make_noise_repeatable_and_leave_the_global_one_alone(noise):
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.rand(3, 2))
-
-
-@pytest.mark.parametrize("batch", [None, 500])
-def test_rescaled_positions_keep_their_shape_about_the_centre(batch):
-    place = comrope.grid((3, 5))
-    generator = torch.Generator().manual_seed(0)
-    many = comrope.rescale(place, 2.0, batch_size=batch, generator=generator)
-    assert many.shape == ((15, 2) if batch is None else (500, 15, 2))
-    factors = (many - 0.5)[..., 0, :] / (place - 0.5)[0]
-    torch.testing.assert_close(factors[..., 0], factors[..., 1])  # one for all axes and tokens
-    wanted = 0.5 + factors[..., None, :1] * (place - 0.5)
-    torch.testing.assert_close(many, wanted.reshape(many.shape))
-    logs = factors[..., 0].log2()
-    assert logs.abs().max() <= 1 + 1e-5
-    if batch:
-        assert logs.std() == pytest.approx(1 / 3**0.5, rel=0.1)
-        assert logs.mean().abs() < 0.1
-    torch.testing.assert_close(comrope.rescale(place, 1.0), place)
-
-
-def test_a_factor_below_one_is_refused():
-    with pytest.raises(ValueError, match=r"most: expected a factor of at least 1, got 0\.5"):
-        comrope.rescale(comrope.grid((2, 2)), 0.5)

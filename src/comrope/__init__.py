@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
     from comrope.integrations.fold import fold
     from comrope.models import create_model
     from comrope.optim import parameter_groups
-    from comrope.positions import grid, normalize, perturb, rescale, shift, with_class_token
+    from comrope.positions import grid, normalize, perturb, shift, with_class_token
     from comrope.rotary import RotaryEmbedding
 
 __version__ = "0.1.0"
@@ -34,7 +34,6 @@ __all__ = [
     "normalize",
     "parameter_groups",
     "perturb",
-    "rescale",
     "shift",
     "swap",
     "unswap",
@@ -50,7 +49,7 @@ _MODULE_OF = {
     "parameter_groups": "optim",
     "perturb": "positions",
     "relative": "positions",  # deprecated
-    "rescale": "positions",
+    "rescale": "positions",  # deprecated
     "shift": "positions",
     "swap": "integrations",
     "unswap": "integrations",

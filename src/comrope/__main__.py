@@ -1,4 +1,4 @@
-"""``python -m comrope`` is the command ``comrope``: for torchrun and accelerate launch."""
+"""``python -m comrope`` runs the command ``comrope``, for torchrun and accelerate launch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Small functions that ask a position encoding what it does: does it commute, is it relative,
-what has it learned. Each takes a ``RotaryEmbedding``, trained or not.
+"""Measures of a position encoding: does it commute, is it relative, what has it learned.
+
+Every function takes a ``RotaryEmbedding``, trained or not.
+
+Shapes: N axes, H key heads, T tokens, D channels per head, m blocks per head, b block size.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ __all__ = [
 
 
 def rotary_modules(model: nn.Module) -> dict[str, RotaryEmbedding]:
-    """Every ``RotaryEmbedding`` inside a model, by name."""
+    """Return every ``RotaryEmbedding`` inside a model, by name."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -35,10 +38,11 @@ def rotary_modules(model: nn.Module) -> dict[str, RotaryEmbedding]:
 
 @torch.no_grad()
 def commutator_norms(rope: RotaryEmbedding) -> Tensor:
-    """||A_i A_j - A_j A_i|| / (||A_i|| ||A_j||) for all pairs of axes and every block.
+    """Return ||A_i A_j - A_j A_i|| / (||A_i|| ||A_j||) for all pairs of axes and every block.
 
-    (N, N, H, m): zero to rounding (1e-7 in float32) means that the encoding is relative (the
-    paper's Theorem 1); random matrices give about one half. Zero where an angle matrix is zero.
+    Returns:
+        (N, N, H, m). Zero up to rounding (1e-7 in float32) means that the encoding is relative (the
+        paper's Theorem 1); random matrices give about one half. Zero where an angle matrix is zero.
     """
     _check(rope)
     a = rope.angle_matrices().double()
@@ -51,9 +55,15 @@ def commutator_norms(rope: RotaryEmbedding) -> Tensor:
 
 @torch.no_grad()
 def rope_equation_error(rope: RotaryEmbedding, x: Tensor, y: Tensor) -> Tensor:
-    """||R(x)^T R(y) - R(y - x)|| for positions x, y (T, N): (T, H, m), the RoPE equation's gap.
+    """Return ||R(x)^T R(y) - R(y - x)||, the error of the RoPE equation.
 
-    For positions in [0, 1] and float32, about 1e-5 if the encoding is relative.
+    Args:
+        rope: The encoding.
+        x: Positions (T, N).
+        y: Positions (T, N).
+
+    Returns:
+        (T, H, m). About 1e-5 for a relative encoding with positions in [0, 1] in float32.
     """
     _check(rope)
     left = rope.rotation_matrices(x).mT @ rope.rotation_matrices(y)
@@ -61,7 +71,7 @@ def rope_equation_error(rope: RotaryEmbedding, x: Tensor, y: Tensor) -> Tensor:
 
 
 def scores(rope: RotaryEmbedding, q: Tensor, k: Tensor, positions: Tensor) -> Tensor:
-    """Attention scores before scaling and softmax, (B, H, T, T), in float32 or wider."""
+    """Return attention scores (B, H, T, T) before scaling and softmax, in float32 or wider."""
     q, k = (to_compute_dtype(x) for x in rope(q, k, positions))
     with no_autocast(q.device):
         return q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT
@@ -77,17 +87,24 @@ def offset_sensitivity(
     k: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """How far scores move when every position moves by one ``offset``, in units of their spread.
+    """Return how much scores change when all positions move by one offset.
 
-    The largest change over the standard deviation of the scores. Of a relative encoding rounding is
-    left: in float32 about 1e-5 for an offset of 1, and in proportion below 1e-3 for 100. Unrotated
-    prefix tokens do not move with the rest, so they count as a change. q and k default to random
-    ones. ``offset`` is one number or one per axis.
+    Args:
+        rope: The encoding.
+        positions: (T, N) or (B, T, N).
+        offset: One number or one per axis, in the units of the positions.
+        q: Queries, by default random.
+        k: Keys, by default random.
+        generator: For the random ones.
+
+    Returns:
+        The largest change, divided by the standard deviation of the scores. For a relative encoding
+        it is rounding: in float32 about 1e-5 for an offset of 1, and below 1e-3 for 100. Unrotated
+        prefix tokens do not move with the others, so they count as a change.
     """
     _check(rope)
-    method = rope.method
     batch = positions.shape[0] if positions.ndim == 3 else 1
-    shape = (batch, method.num_heads, positions.shape[-2], method.head_dim)
+    shape = (batch, rope.num_heads, positions.shape[-2], rope.head_dim)
     device = positions.device if generator is None else generator.device
     dtype = compute_dtype(positions)
     q, k = (
@@ -103,10 +120,10 @@ def offset_sensitivity(
 
 @torch.no_grad()
 def axis_frequencies(rope: RotaryEmbedding) -> Tensor:
-    """The frequencies that each axis has on its own, |w| (N, H, m, b // 2), descending.
+    """Return the frequencies of each axis alone, |w| (N, H, m, b // 2), descending.
 
-    Unlike ``rope.spectrum()`` it needs no common basis, so it serves LieRE too; being sorted axis
-    by axis, entry k of two axes need not be the same plane.
+    Unlike ``rope.spectrum()`` it needs no common basis, so it works for LieRE. Every axis is sorted
+    separately, so entry k of two axes need not be the same plane.
     """
     _check(rope)
     return skew_spectrum(rope.angle_matrices().detach())[1]
@@ -116,10 +133,17 @@ def axis_frequencies(rope: RotaryEmbedding) -> Tensor:
 def similarity_map(
     rope: RotaryEmbedding, positions: Tensor, origin: Sequence[float] | Tensor
 ) -> Tensor:
-    """How alike a vector looks at ``origin`` (N,) and at every position (T, N): (H, T), at most 1.
+    """Return the similarity of a vector at ``origin`` and the same vector at every position.
 
-    The expectation of v . R(origin)^T R(x) v / |v|^2 over random v, that is the mean of cos(phase)
-    over the planes of a head: what attention prefers before it has learned any content.
+    Args:
+        rope: The encoding.
+        positions: (T, N).
+        origin: (N,).
+
+    Returns:
+        (H, T), at most 1: the expectation of v . R(origin)^T R(x) v / |v|^2 over random v, which is
+        the mean of cos(phase) over the planes of a head. Attention starts with this preference,
+        before it has learned from content.
     """
     _check(rope)
     place = torch.as_tensor(origin).to(positions).reshape(1, -1)
@@ -133,5 +157,5 @@ def _check(rope: RotaryEmbedding) -> None:
     if not isinstance(rope, RotaryEmbedding):
         raise TypeError(
             f"rope: expected a RotaryEmbedding, got {type(rope).__name__}; rotary_modules(model) "
-            "finds those inside a model"
+            "returns those inside a model"
         )

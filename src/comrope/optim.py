@@ -1,4 +1,4 @@
-"""What an optimizer should be told of a model with learned rotations."""
+"""Parameter groups of models with learned rotations."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def parameter_groups(
     lr: float | None = None,
     angle_lr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer of torch: angles without decay, at a rate of their own.
+    """Return parameter groups for an optimizer: angles without decay, with their own learning rate.
 
     Args:
-        model: Any model with a ``RotaryEmbedding`` inside, ours, a swapped one or your own.
-        weight_decay: Of the weights. Angles, biases, norms, whatever has one axis or none, and what
-            ``no_weight_decay()`` of a module names are not decayed.
-        lr: Of everything but the angles; by default the optimizer's own.
-        angle_lr: Of the angles, by default ``lr``. Adam moves an element by about its rate a step,
-            so angles that start at zero and have few steps want a higher one.
+        model: Any model that contains a ``RotaryEmbedding``: ours, a swapped one or your own.
+        weight_decay: Of the weights. Not decayed are angles, biases, norms, parameters with one
+            dimension or none, and those that a module's ``no_weight_decay()`` names.
+        lr: Learning rate of all but the angles; by default the optimizer's own.
+        angle_lr: Learning rate of the angles, by default ``lr``. Adam moves an element by about its
+            learning rate per step, so angles that start at zero need a higher one if there are few
+            steps.
 
     Returns:
-        At most three groups, ``torch.optim.AdamW(groups)``; frozen parameters are left out.
+        At most three groups, for ``torch.optim.AdamW(groups)``. Frozen parameters are left out.
     """
     decay = _checks.real("weight_decay", weight_decay)
     rate = None if lr is None else _checks.real("lr", lr)
@@ -45,7 +46,10 @@ def parameter_groups(
 
 
 def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """``decayed`` weights, those ``spared`` of decay, and ``angles``: of these what there is."""
+    """Split the parameters that learn into ``decayed``, ``spared`` of decay, and ``angles``.
+
+    Empty lists are left out.
+    """
     angles = {id(p) for module in rotary_modules(model).values() for p in module.parameters()}
     spared = {  # patterns, as timm reads them
         f"{prefix}.{name}" if prefix else name

@@ -20,7 +20,6 @@ __all__ = [
     "grid",
     "normalize",
     "perturb",
-    "rescale",
     "shift",
     "with_class_token",
 ]
@@ -155,13 +154,12 @@ def rescale(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Training at many scales: all tokens together, nearer to ``center`` or farther from it.
+    """Multiply distances from ``center`` by a factor in [1 / most, most]; deprecated.
 
-    By one factor between 1 / ``most`` and ``most``, its logarithm uniform, for each sample of
-    positions (B, T, N), or of shared ones with ``batch_size``; else there is one for all. What a
-    model sees of positions at another resolution, neighbours that are nearer or farther, it has
-    then seen in training.
+    The logarithm of the factor is uniform; one factor per sample of positions (B, T, N), or of
+    shared ones (T, N) with ``batch_size``.
     """
+    warn_deprecated("comrope.rescale", "center + factor * (positions - center)")
     if _checks.real("most", most) < 1:
         raise ValueError(f"most: expected a factor of at least 1, got {most!r}")
     positions = _per_sample(_floating("positions", positions), batch_size)

@@ -1,9 +1,10 @@
-"""What an optimizer is told: decay for weights alone, a rate of their own for angles."""
+"""Parameter groups: weight decay for weights only, a learning rate for angles."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from helpers import raises_for
 from torch import nn
 
 import comrope
@@ -104,5 +105,5 @@ def test_frozen_parameters_are_left_out_and_empty_groups_too():
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"angle_lr": float("nan")}])
 def test_rates_are_checked(wrong):
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"^{name}: expected a non-negative finite number"):
+    with raises_for(name):
         comrope.parameter_groups(ours(), weight_decay=0.1, **wrong)
