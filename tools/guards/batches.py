@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from guards.tree import api, bytes_digest, config_of, fingerprint
+from guards.tree import bytes_digest, config_of, fingerprint
 
 __all__ = ["observe"]
 
@@ -17,44 +17,39 @@ AUGMENTED = {
     "augment__auto_augment": "rand-m9-mstd0.5", "augment__hflip": 0.5, "augment__erase": 0.25,
     "augment__color_jitter": 0.3, "augment__repeats": 3,
 }  # fmt: skip
-BATCHES = ("experiments.data.batches", "experiments.data")
-SOURCES = ("experiments.data.images", "experiments.data", "experiments.sources")
-VIEWS = ("experiments.tasks.views", "experiments.views")
 
 
 def observe() -> dict[str, Any]:
     """Return kind of data, number of processes and of workers -> digests of batches."""
     found: dict[str, Any] = {}
     for kind, recipe in KINDS.items():
-        config = _config(recipe)
-        sources = api("open_sources", *SOURCES)(config)
-        found[f"{kind}, 1 process"] = _batches(config, sources)
+        task = _task(recipe)
+        splits = task.open()
+        found[f"{kind}, 1 process"] = _batches(task, splits)
         for rank in (0, 1):
             name = f"{kind}, process {rank} of 2"
-            found[name] = _batches(config, sources, rank=rank, world=2, views=2)
-        found[f"{kind}, 2 workers"] = _batches(_config(recipe, data__workers=2), sources, views=0)
-    config = _config("digits", **AUGMENTED)
-    sources = api("open_sources", *SOURCES)(config)
-    found["images, augmented in every way"] = _batches(config, sources, views=1)
+            found[name] = _batches(task, splits, views=2, process=rank, processes=2)
+        found[f"{kind}, 2 workers"] = _batches(_task(recipe, data__workers=2), splits, views=0)
+    task = _task("digits", **AUGMENTED)
+    found["images, augmented in every way"] = _batches(task, task.open(), views=1)
     return {**found, "machine": fingerprint()}
 
 
-def _config(recipe: str, **fields: Any) -> Any:
+def _task(recipe: str, **fields: Any) -> Any:
+    from comrope.experiments.tasks import task_of
+
     start = {"train__start_from": "timm:x"} if recipe == "scenes" else {}  # it must be given
-    return config_of(recipe, **start, **fields)
+    return task_of(config_of(recipe, **start, **fields))
 
 
-def _batches(
-    config: Any, sources: Any, *, rank: int = 0, world: int = 1, views: int | None = None
-) -> dict[str, str]:
+def _batches(task: Any, splits: Any, *, views: int | None = None, **share: int) -> dict[str, str]:
     """Digests of the first batches of training, and of all batches of evaluations."""
-    share = {"rank": rank, "world": world}
-    keys = api("TrainBatches", *BATCHES)(config, len(sources[0]), **share)
-    training = iter(api("train_loader", *BATCHES)(config, sources[0], keys))
+    keys = task.training_batches(len(splits.train), **share)
+    training = iter(task.training_loader(splits.train, keys))
     found = {"training": _digest(islice(training, FIRST))}
     del training
-    validation = api("Validation", *BATCHES)(config, sources[1], **share)
-    for name, view in islice(api("views_of", *VIEWS)(config).items(), views):
+    validation = task.validation(splits.validation, **share)
+    for name, view in islice(task.views().items(), views):
         found[f"evaluation {name}".strip()] = _digest(validation.batches(view))
     validation.close()
     return found

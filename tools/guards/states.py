@@ -9,12 +9,8 @@ from typing import Any
 
 from guards.tree import ERRORS, api, bytes_digest, config_of, fingerprint
 
-__all__ = ["BUILD", "POSITIONS", "observe"]
+__all__ = ["POSITIONS", "observe"]
 
-BUILD = (
-    "experiments.tasks", "experiments.tasks.build", "experiments.training.evaluate",
-    "experiments.evaluate",
-)  # fmt: skip
 POSITIONS = (
     "none", "ape", "rope", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus",
 )  # fmt: skip
@@ -56,9 +52,9 @@ def observe() -> dict[str, Any]:
 
 def _state(recipe: str, **fields: Any) -> str:
     refused = api("UserError", *ERRORS)
-    build_model = api("build_model", *BUILD)
+    task_of = api("task_of", "experiments.tasks")
     try:
-        model = build_model(config_of(recipe, **fields))
+        model = task_of(config_of(recipe, **fields)).build_model()
     except refused:
         return "refused"
     parts = []
