@@ -1,0 +1,108 @@
+"""The folder of a run: who may write into it, and what is read from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.config import CONFIG, load_recipe, read_config, run_id
+from comrope.experiments.runs.directory import (
+    RESULT,
+    WEIGHTS,
+    claim,
+    read_result,
+    read_weights,
+    write_config,
+    write_result,
+)
+
+DIGITS = load_recipe("digits")
+OF_SCHEMA_1 = "base: digits\nmodel: {near: 4.0, init: turned}\n"
+
+
+def begun(folder: Path, config=DIGITS) -> Path:
+    """The folder of a run with a checkpoint."""
+    (folder / "checkpoints" / "step-00000004").mkdir(parents=True)
+    write_config(folder, config)
+    return folder
+
+
+def test_a_new_or_empty_folder_is_free(tmp_path):
+    claim(DIGITS, tmp_path / "new")
+    claim(DIGITS, tmp_path)
+    (tmp_path / ".1-config.yaml").touch()  # left by a write that was killed
+    claim(DIGITS, tmp_path)
+
+
+def test_a_run_may_continue_with_other_runtime_fields_only(tmp_path):
+    folder = begun(tmp_path / "run")
+    claim(DIGITS.with_overrides({"data.workers": 3}), folder)
+    with pytest.raises(UserError, match=r"out: .*train\.epochs: 3, there 12"):
+        claim(DIGITS.with_overrides({"train.epochs": 3}), folder)
+
+
+def test_a_run_of_the_first_schema_may_continue(tmp_path):
+    folder = begun(tmp_path / "run")
+    (folder / CONFIG).write_text(OF_SCHEMA_1)
+    fields = {"model.locality_bias": 4.0, "model.init": "rope-random-axes"}
+    claim(DIGITS.with_overrides(fields), folder)
+    with pytest.raises(UserError, match=r"model\.locality_bias"):
+        claim(DIGITS, folder)
+
+
+def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
+    write_config(tmp_path, DIGITS)
+    claim(DIGITS.with_overrides({"train.epochs": 3}), tmp_path)
+
+
+def test_anything_else_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").touch()
+    for path in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(UserError, match="out: "):
+            claim(DIGITS, path)
+
+
+def test_what_a_run_starts_from_is_stored_with_it_and_stays(tmp_path):
+    parent = begun(tmp_path / "ape", DIGITS.with_overrides({"model.position": "ape"}))
+    known = run_id(*read_config(parent))
+    child = DIGITS.with_overrides({"train.start_from": str(parent)})
+    folder = begun(tmp_path / "child", child)
+    assert read_config(folder) == (child, known)
+    parent.rename(tmp_path / "elsewhere")
+    claim(child, folder)
+    write_config(folder, child)
+    assert read_config(folder) == (child, known)
+    other = child.with_overrides({"train.start_from": "timm:vit_tiny_patch16_224"})
+    with pytest.raises(UserError, match=r"train\.start_from"):
+        claim(other, folder)
+    write_config(folder, other)
+    assert read_config(folder)[1] == "timm:vit_tiny_patch16_224"
+
+
+def test_the_result_of_a_run(tmp_path):
+    assert read_result(tmp_path) is None
+    write_result(tmp_path, {"top1": {"12": 1 / 3}})
+    assert read_result(tmp_path) == json.loads((tmp_path / RESULT).read_text())
+    (tmp_path / RESULT).write_text("{")
+    with pytest.raises(UserError, match=RESULT):
+        read_result(tmp_path)
+
+
+def test_the_weights_of_a_finished_run(tmp_path):
+    with pytest.raises(UserError, match=f"run: .*{CONFIG}"):
+        read_weights(tmp_path)
+    write_config(tmp_path, DIGITS)
+    with pytest.raises(UserError, match=f"run: .*{WEIGHTS}"):
+        read_weights(tmp_path)
+    save_file({"weight": torch.ones(3)}, tmp_path / WEIGHTS)
+    config, tensors = read_weights(tmp_path)
+    assert config == DIGITS
+    assert tensors["weight"].tolist() == [1, 1, 1]
+    (tmp_path / WEIGHTS).write_bytes(b"damaged")
+    with pytest.raises(UserError, match=f"start: .*{WEIGHTS}"):
+        read_weights(tmp_path, "start")
