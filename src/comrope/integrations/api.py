@@ -1,4 +1,4 @@
-"""The two doors: ``swap`` and ``unswap``."""
+"""``swap`` and ``unswap``: put learned rotations into existing models, and remove them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from comrope.integrations.hf_rotary import (
     swap_rotating_model,
 )
 from comrope.integrations.hf_vision import (
-    PLACES,
+    POSITIONS,
     VISION_MODELS,
     is_vision_model,
     swap_vision_model,
@@ -26,21 +26,21 @@ from comrope.integrations.hf_vision import (
 from comrope.integrations.rebinding import ROTATION, restore_forward
 from comrope.integrations.timm_vit import (
     TIMM_MODELS,
-    TurnedKeys,
-    TurnedQueries,
-    Unrotated,
+    RotateKeys,
+    RotateQueries,
+    WithoutRope,
     is_timm_model,
     swap_timm_model,
 )
-from comrope.integrations.token_positions import Places
+from comrope.integrations.token_positions import TokenPositions
 
 __all__ = ["FOLDED", "check_weights", "swap", "take_out", "unswap"]
 
 Model = TypeVar("Model", bound=nn.Module)
-# What the ways in were made for; older ones are laid out differently.
+# Versions that this was written for; the models of older ones are organized differently.
 OLDEST = {"language": "5.0", "vision": "5.17", "timm": "1.0.29"}
-FOLDED = "is_folded"  # the mark of a rotation whose basis has gone into weights
-HOOKS = (Places, TurnedQueries, TurnedKeys, Unrotated)
+FOLDED = "is_folded"  # attribute of rotations whose bases were folded into weights
+HOOKS = (TokenPositions, RotateQueries, RotateKeys, WithoutRope)
 APE = re.compile(r"(?:^|\.)(?:pos_embed(?:_[xy])?|position_embeddings|position_embedding\.weight)$")
 TEXT = re.compile(r"(?:^|\.)text_model\.")
 
@@ -54,56 +54,59 @@ def swap(
     perturbation: float = 0.0,
     **options: Any,
 ) -> Model:
-    """Put a rotation that learns into every attention layer of a model, in place.
+    """Put a learned rotation into every attention layer of a model, in place.
 
     Args:
-        model: One of timm (``TIMM_MODELS`` and their variants) or of transformers, of one of the
-            types ``ROTATING_MODELS`` and ``VISION_MODELS``; with or without a head, from
-            ``from_pretrained`` or built anew.
+        model: A model of timm (``TIMM_MODELS`` and subclasses), or of transformers with a
+            ``model_type`` in ``ROTATING_MODELS`` or ``VISION_MODELS``; with or without a head,
+            pretrained or not.
         method: One of ``comrope.METHODS``.
-        ape: What becomes of the absolute positions of a vision model: ``"keep"``, or ``"drop"``,
-            set to zero and frozen.
-        class_position: Of class tokens and registers: ``"center"`` of the image, or
-            ``"unrotated"``; by default the latter in models that rotate already.
+        ape: What happens to the absolute positions of a vision model: ``"keep"``, or ``"drop"``,
+            which sets them to zero and freezes them.
+        class_position: Position of class tokens and registers: ``"center"`` of the image, or
+            ``"unrotated"``; by default the latter in models that already rotate.
         perturbation: The paper's noise on positions in training, in patches, for vision models.
-        options: Of ``comrope.RotaryEmbedding``: ``block_size``, ``backend`` and so on. ``init`` is
-            by default ``"rope"`` where the model rotates already, its own frequencies as it scales
-            them, and ``"zeros"`` where it does not: outputs are what they were.
+        options: Options of ``comrope.RotaryEmbedding``: ``block_size``, ``backend`` and so on.
+            ``init`` is by default ``"rope"`` where the model already rotates, with its own
+            frequencies as it scales them, and ``"zeros"`` elsewhere: outputs stay the same.
 
     Returns:
-        The model. Its weights keep their names; each attention layer has a module ``comrope`` more,
-        which an optimizer should not decay.
+        The model. Its weights keep their names; each attention layer has an additional module
+        ``comrope``, which should have no weight decay.
 
     Raises:
-        ValueError: The model is not supported, or computes its frequencies from the length of each
-            input (``rope_type`` "dynamic" and "longrope"). The model is unchanged.
+        TypeError: ``model`` is not a module.
+        ValueError: The model is not supported, is compiled or wrapped, or computes its frequencies
+            from the length of each input (``rope_type`` "dynamic" and "longrope"). The model is
+            unchanged.
     """
     _checks.one_of("ape", ape, ("keep", "drop"))
+    _check_model(model)
     check_weights(model)
     if rotary_modules(model):
-        raise ValueError("model: it has learned rotations already; comrope.unswap takes them out")
-    seen = {"class_position": class_position, "perturbation": perturbation}
+        raise ValueError("model: has learned rotations already; remove them with comrope.unswap")
+    vision = {"class_position": class_position, "perturbation": perturbation}
     if is_rotating_model(model):
         if ape != "keep" or class_position is not None or perturbation:
             raise ValueError(
                 "ape, class_position, perturbation: expected none of these for a model of "
-                f"transformers that rotates already ({type(model).__name__})"
+                f"transformers that already rotates ({type(model).__name__})"
             )
-        looks = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
-        _check_version("transformers", OLDEST["vision" if looks else "language"])
+        sees = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
+        _check_version("transformers", OLDEST["vision" if sees else "language"])
         swap_rotating_model(model, method, **options)
         return model
     if method == "rope" and options.get("init", "zeros") == "zeros" and not hasattr(model, "rope"):
         raise ValueError(
-            "method: 'rope' learns nothing, so there is nothing that could start at zero; expected "
-            "another method, or init='rope' with position_scale"
+            "method: 'rope' has no parameters that could start at zero; expected another method, "
+            "or init='rope' with position_scale"
         )
     if is_vision_model(model):
         _check_version("transformers", OLDEST["vision"])
-        places = swap_vision_model(model, method, **seen, **options)  # type: ignore[arg-type]
+        positions = swap_vision_model(model, method, **vision, **options)  # type: ignore[arg-type]
     elif is_timm_model(model):
         _check_version("timm", OLDEST["timm"])
-        places = swap_timm_model(model, method, **seen, **options)  # type: ignore[arg-type]
+        positions = swap_timm_model(model, method, **vision, **options)  # type: ignore[arg-type]
     else:
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ValueError(
@@ -111,50 +114,65 @@ def swap(
             "a model of transformers of type "
             f"{', '.join((*ROTATING_MODELS, *VISION_MODELS))}"
         )
-    places.put_away(_unused(model, ape == "drop"))
+    positions.disable(_unused(model, ape == "drop"))
     return model
 
 
 def unswap(model: Model) -> Model:
-    """Take out what ``swap`` put in; the model is as it was, what was learned is gone."""
+    """Remove what ``swap`` added, in place. The learned rotations are lost."""
     if any(getattr(rotation, FOLDED, False) for rotation in rotary_modules(model).values()):
-        raise ValueError("model: it was folded, and its weights with it: there is no way back")
+        raise ValueError("model: was folded, which changed its weights; it cannot be undone")
     return take_out(model)
 
 
 def take_out(model: Model) -> Model:
-    """``unswap``, whatever the weights are."""
+    """Do what ``unswap`` does, also if the weights were folded."""
     layers = [part for part in model.modules() if ROTATION in dict(part.named_children())]
     if not layers:
-        raise ValueError(f"model: this {type(model).__name__} has nothing that comrope.swap put in")
+        raise ValueError(f"model: {type(model).__name__} has no rotation that comrope.swap added")
     parameters = dict(model.named_parameters())
     for part in model.modules():
         for hook in part._forward_hooks.values():
-            if isinstance(hook, Places):
-                hook.check_way_back(parameters)
-    for layer in layers:  # nothing is changed before here
+            if isinstance(hook, TokenPositions):
+                hook.check_restorable(parameters)
+    for layer in layers:  # the model is unchanged up to here
         restore_forward(layer)
         delattr(layer, ROTATION)
     for part in model.modules():
-        for places in _take_hooks(part):
-            places.bring_back(dict(model.named_parameters()))
+        for positions in _remove_hooks(part):
+            positions.restore(dict(model.named_parameters()))
         for name, child in list(part.named_children()):
             if isinstance(child, Positions):
                 setattr(part, name, child.stock)
     return model
 
 
+def _check_model(model: Any) -> None:
+    """Raise for what is not a model yet, or no longer a plain one."""
+    if not isinstance(model, nn.Module):
+        hint = "; create it first, such as by timm.create_model" if isinstance(model, str) else ""
+        raise TypeError(f"model: expected a module, got {model!r:.80}{hint}")
+    wrapped = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    inner = "_orig_mod" if hasattr(model, "_orig_mod") else "module"
+    if inner == "_orig_mod" or isinstance(model, wrapped):
+        raise ValueError(
+            f"model: expected a model that is not compiled or wrapped yet, got "
+            f"{type(model).__name__}; swap first, or pass model.{inner}"
+        )
+
+
 def check_weights(model: nn.Module) -> None:
+    """Raise unless all weights have values."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
-            "model: expected weights that are there, got some on the meta device (offloaded, or "
-            "not loaded yet)"
+            "model: expected weights with values, got some on the meta device (offloaded, or not "
+            "loaded yet)"
         )
 
 
 def _check_version(package: str, oldest: str) -> None:
     found = sys.modules[package].__version__
-    if TorchVersion(found) < oldest:  # which compares versions, whose they are
+    if TorchVersion(found) < oldest:  # compares any versions
         raise ImportError(
             f"comrope.swap needs {package} {oldest} or newer for this model, found {found}: "
             f"pip install -U {package}"
@@ -162,7 +180,7 @@ def _check_version(package: str, oldest: str) -> None:
 
 
 def _unused(model: nn.Module, drop_ape: bool) -> dict[str, nn.Parameter]:
-    """Parameters that are not used any more, by name: what timm's RoPE-Mixed has learned, APE."""
+    """Return parameters that are not used any more: of timm's RoPE-Mixed, and dropped APE."""
     return {
         name: parameter
         for name, parameter in model.named_parameters()
@@ -170,8 +188,8 @@ def _unused(model: nn.Module, drop_ape: bool) -> dict[str, nn.Parameter]:
     }
 
 
-def _take_hooks(part: nn.Module) -> list[Places]:
-    """Take our hooks off a module; the places that were among them."""
+def _remove_hooks(part: nn.Module) -> list[TokenPositions]:
+    """Remove our hooks from a module, and return the positions among them."""
     found = []
     for hooks in (part._forward_hooks, part._forward_pre_hooks):
         for key, hook in list(hooks.items()):
@@ -179,6 +197,6 @@ def _take_hooks(part: nn.Module) -> list[Places]:
                 del hooks[key]
                 part._forward_hooks_with_kwargs.pop(key, None)
                 part._forward_pre_hooks_with_kwargs.pop(key, None)
-                found += [hook] if isinstance(hook, Places) else []
-    vars(part).pop(PLACES, None)
+                found += [hook] if isinstance(hook, TokenPositions) else []
+    vars(part).pop(POSITIONS, None)
     return found

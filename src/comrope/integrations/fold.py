@@ -15,7 +15,7 @@ from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles, GeneralAngles
 from comrope.integrations.api import FOLDED, check_weights, take_out
 from comrope.integrations.rebinding import ROTATION
-from comrope.integrations.token_positions import Places, axial
+from comrope.integrations.token_positions import TokenPositions, axial
 from comrope.methods.rope_mixed import RoPEMixed
 from comrope.ops.folding import fold_into_outputs
 from comrope.rotary import RotaryEmbedding
@@ -199,12 +199,12 @@ def _restore_timm_rotation(model: nn.Module, rotations: list[RotaryEmbedding]) -
     rope: Any = getattr(model, "rope", None)
     if type(rope).__name__ != "RotaryEmbeddingMixed":
         return
-    places = next(
+    positions = next(
         hook for part in model.modules() for hook in part._forward_hooks.values()
-        if isinstance(hook, Places)
+        if isinstance(hook, TokenPositions)
     )  # fmt: skip
-    convention: Any = places.convention
-    if getattr(convention, "func", None) is not axial or places.class_position != "unrotated":
+    convention: Any = positions.convention
+    if getattr(convention, "func", None) is not axial or positions.class_position != "unrotated":
         return
     plain = {(rotation.name, rotation.channel_order) for rotation in rotations}
     if plain != {("rope-mixed", "interleaved")}:
@@ -212,6 +212,7 @@ def _restore_timm_rotation(model: nn.Module, rotations: list[RotaryEmbedding]) -
     methods: list[Any] = [rotation.method for rotation in rotations]
     freqs = torch.stack([method.frequencies.flatten(2) for method in methods], dim=1)
     parameters = dict(model.named_parameters())
-    now = {name: (parameters[name].clone(), learned) for name, (_, learned) in places.away.items()}
-    places.away = {**now, "rope.freqs": (freqs.reshape(rope.freqs.shape), True)}
+    disabled = positions.disabled
+    kept = {name: (parameters[name].clone(), learned) for name, (_, learned) in disabled.items()}
+    positions.disabled = {**kept, "rope.freqs": (freqs.reshape(rope.freqs.shape), True)}
     take_out(model)

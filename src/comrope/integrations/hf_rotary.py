@@ -1,8 +1,8 @@
-"""Hugging Face's models that rotate already: language models, and DINOv3.
+"""Hugging Face's models that already rotate: language models, and DINOv3.
 
-Their attention is handed cosines and sines (``position_embeddings``) and calls
-``apply_rotary_pos_emb(q, k, cos, sin)`` on what is to be turned, before keys are cached. Here the
-pair is the positions and the layer's own rotation, and that function calls it.
+Their attention gets cosines and sines (``position_embeddings``) and calls
+``apply_rotary_pos_emb(q, k, cos, sin)``, before keys are cached. Here the pair is the positions and
+the layer's own rotation, and that function applies it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.integrations.rebinding import ROTATION, names_in, rebind_forward, rebound
+from comrope.integrations.rebinding import (
+    ROTATION,
+    names_in,
+    replace_forward,
+    with_global_replaced,
+)
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["ROTATING_MODELS", "Positions", "is_rotating_model", "swap_rotating_model"]
@@ -30,7 +35,7 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class Positions(nn.Module):
-    """In the place of a model's cosines and sines: where tokens are, and what was there before."""
+    """Takes the place of the module that computes cosines and sines, and returns positions."""
 
     num_axes: int
 
@@ -39,12 +44,12 @@ class Positions(nn.Module):
         self.stock = stock
 
     def start(self) -> dict[str, Any]:
-        """The rotation that the model has now."""
+        """Return the options of ``RotaryEmbedding`` for the rotation that the model has now."""
         raise NotImplementedError
 
 
-class TokenPositions(Positions):
-    """Of language models: (B, T, 1)."""
+class TextPositions(Positions):
+    """Positions of language models: (B, T, 1)."""
 
     num_axes = 1
 
@@ -57,7 +62,7 @@ class TokenPositions(Positions):
 
 
 class PatchPositions(Positions):
-    """Of DINOv3: the centres of patches (T, 2), from -1 to 1, moved in training as it does."""
+    """Positions of DINOv3: patch centres (T, 2) from -1 to 1, augmented in training."""
 
     num_axes = 2
 
@@ -85,7 +90,7 @@ class PatchPositions(Positions):
 
 
 class ScaledRotation(RotaryEmbedding):
-    """Rotates, and scales q and k as YaRN does: by a number that is one without it."""
+    """Rotate, and scale q and k by a constant as YaRN does (1 without it)."""
 
     scaling = 1.0
 
@@ -99,14 +104,14 @@ def is_rotating_model(model: nn.Module) -> bool:
 
 
 def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
-    """Give every attention layer a rotation of its own; ``options`` are RotaryEmbedding's."""
+    """Give every attention layer a rotation; ``options`` are those of ``RotaryEmbedding``."""
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     layers = [part for part in model.modules() if THEIRS in names_in(type(part).forward)]
     holder, name, stock = _cosines_of(model, layers)
     _check_length_independent(stock)
-    seen = config.model_type == "dinov3_vit"
-    positions: Positions = PatchPositions(stock) if seen else TokenPositions(stock)
+    sees = config.model_type == "dinov3_vit"
+    positions: Positions = PatchPositions(stock) if sees else TextPositions(stock)
     options.setdefault("init", "rope")
     if options["init"] == "rope" and options.get("base") is None:
         options = positions.start() | options
@@ -122,20 +127,20 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
         )
         for layer in layers
     ]
-    for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
+    for layer, rotation in zip(layers, rotations, strict=True):  # the model is unchanged up to here
         rotation.scaling = float(getattr(stock, "attention_scaling", 1.0))
         layer.add_module(ROTATION, rotation.train(layer.training))
-        rebind_forward(layer, _forward_of)
+        replace_forward(layer, _forward_of)
     setattr(holder, name, positions.train(stock.training))
 
 
 @functools.cache
 def _forward_of(kind: Any) -> Callable[..., Any]:
-    """A layer's own forward pass, with positions and its rotation for cosines and sines.
+    """Return a layer's own forward pass, with positions and rotation for cosines and sines.
 
-    The rotation is looked up on the layer that is called, so that copies of it have their own.
+    The rotation is looked up in the layer that is called, so that copies of it use their own.
     """
-    theirs = rebound(kind.forward, THEIRS, _apply)
+    theirs = with_global_replaced(kind.forward, THEIRS, _apply)
 
     def forward(self: nn.Module, *args: Any, position_embeddings: Any, **kwargs: Any) -> Any:
         pair = (position_embeddings[0], getattr(self, ROTATION))
@@ -145,15 +150,15 @@ def _forward_of(kind: Any) -> Callable[..., Any]:
 
 
 def _apply(q: Tensor, k: Tensor, positions: Tensor, rotation: RotaryEmbedding) -> Any:
-    """In the place of ``apply_rotary_pos_emb``, which leaves class tokens as they are.
+    """Take the place of ``apply_rotary_pos_emb``, which does not rotate class tokens.
 
-    GPT-NeoX leaves it to it to turn a part of the channels alone.
+    In GPT-NeoX it rotates only a part of the channels.
     """
     dim, prefix = rotation.head_dim, q.shape[-2] - positions.shape[-2]
     if q.shape[-1] == dim:
         return rotation(q, k, positions, num_prefix_tokens=prefix)
-    turned = rotation(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)
-    pairs = zip(turned, (q, k), strict=True)
+    rotated = rotation(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)
+    pairs = zip(rotated, (q, k), strict=True)
     return tuple(torch.cat((part, x[..., dim:]), dim=-1) for part, x in pairs)
 
 
@@ -170,7 +175,7 @@ def _check_length_independent(stock: nn.Module) -> None:
 
 
 def _cosines_of(model: nn.Module, layers: list[nn.Module]) -> tuple[nn.Module, str, Any]:
-    """Who holds the module that makes them, its name, and itself."""
+    """Find the module that computes cosines and sines: its parent, its name, and itself."""
     found = [
         (holder, name, child)
         for holder in model.modules()

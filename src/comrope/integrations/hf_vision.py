@@ -1,8 +1,8 @@
 """Hugging Face's vision models with absolute positions: ViT, CLIP, SigLIP, DINOv2.
 
-Their attention layers ask ``ALL_ATTENTION_FUNCTIONS`` for the function that attends (eager, SDPA,
-FlashAttention, whatever the model is set to) and hand it the layer, queries, keys and values. Here
-they are given one that turns queries and keys first.
+Their attention layers get the function that attends (eager, SDPA, FlashAttention, as the model is
+configured) from ``ALL_ATTENTION_FUNCTIONS``, and pass it the layer, queries, keys and values. Here
+they get one that rotates queries and keys first.
 """
 
 from __future__ import annotations
@@ -14,35 +14,40 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from comrope.integrations.rebinding import ROTATION, names_in, rebind_forward, rebound
-from comrope.integrations.token_positions import Places
+from comrope.integrations.rebinding import (
+    ROTATION,
+    names_in,
+    replace_forward,
+    with_global_replaced,
+)
+from comrope.integrations.token_positions import TokenPositions
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["PLACES", "VISION_MODELS", "is_vision_model", "swap_vision_model"]
+__all__ = ["POSITIONS", "VISION_MODELS", "is_vision_model", "swap_vision_model"]
 
-# By the type in their configuration: those with a text model beside the vision model as well.
+# ``model_type`` of their configurations; some have a text model too.
 VISION_MODELS = (
     "vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2",
     "dinov2_with_registers",
 )  # fmt: skip
-PLACES = "comrope_places"
+POSITIONS = "comrope_places"  # attribute of attention layers; pickles contain the name
 THEIRS = "ALL_ATTENTION_FUNCTIONS"
 
 
-class Interfaces:
-    """In the place of ``ALL_ATTENTION_FUNCTIONS``: whatever it gives, behind a rotation."""
+class AttentionFunctions:
+    """Takes the place of ``ALL_ATTENTION_FUNCTIONS``, and adds a rotation to each of them."""
 
     def __init__(self, stock: Any) -> None:
         self.stock = stock
 
     def get_interface(self, *args: Any) -> Callable[..., Any]:
-        return functools.partial(_turn_and, self.stock.get_interface(*args))
+        return functools.partial(_rotate_and, self.stock.get_interface(*args))
 
 
-def _turn_and(
+def _rotate_and(
     attend: Callable[..., Any], layer: Any, q: Tensor, k: Tensor, *args: Any, **options: Any
 ) -> Any:
-    positions, prefix = getattr(layer, PLACES).at(q.shape[-2])
+    positions, prefix = getattr(layer, POSITIONS).at(q.shape[-2])
     q, k = getattr(layer, ROTATION)(q, k, positions, num_prefix_tokens=prefix)
     return attend(layer, q, k, *args, **options)
 
@@ -52,7 +57,7 @@ def is_vision_model(model: nn.Module) -> bool:
 
 
 def _attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Of the vision model alone, where there is a text model too."""
+    """Find the attention layers of the vision model, not those of a text model."""
     parts = (part for name, part in model.named_modules() if name.endswith("vision_model"))
     layers = next(parts, model).modules()
     return [layer for layer in layers if THEIRS in names_in(type(layer).forward)]
@@ -65,8 +70,8 @@ def swap_vision_model(
     class_position: str | None = None,
     perturbation: float = 0.0,
     **options: Any,
-) -> Places:
-    """Give every attention layer a rotation; ``options`` are RotaryEmbedding's."""
+) -> TokenPositions:
+    """Give every attention layer a rotation; ``options`` are those of ``RotaryEmbedding``."""
     layers: list[Any] = _attention_layers(model)
     patches = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     if not layers or patches is None:
@@ -76,7 +81,7 @@ def swap_vision_model(
             "transformers older than 5.0?"
         )
     options.setdefault("init", "zeros")
-    places = Places(
+    positions = TokenPositions(
         class_position="center" if class_position is None else class_position,
         perturbation=perturbation,
         prefix=_prefix_of(layers[0].config),
@@ -94,20 +99,20 @@ def swap_vision_model(
                 **options,
             )
         )
-    for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
+    for layer, rotation in zip(layers, rotations, strict=True):  # the model is unchanged up to here
         layer.add_module(ROTATION, rotation.train(layer.training))
-        setattr(layer, PLACES, places)
-        rebind_forward(layer, _forward_of)
-    patches.register_forward_hook(places, with_kwargs=True)
-    return places
+        setattr(layer, POSITIONS, positions)
+        replace_forward(layer, _forward_of)
+    patches.register_forward_hook(positions, with_kwargs=True)
+    return positions
 
 
 def _prefix_of(config: Any) -> int:
-    """Class token and registers. SigLIP has neither."""
+    """Count class tokens and registers. SigLIP has neither."""
     return 0 if "siglip" in config.model_type else 1 + getattr(config, "num_register_tokens", 0)
 
 
 @functools.cache
 def _forward_of(kind: Any) -> Callable[..., Any]:
     stock = inspect.unwrap(kind.forward).__globals__[THEIRS]
-    return rebound(kind.forward, THEIRS, Interfaces(stock))
+    return with_global_replaced(kind.forward, THEIRS, AttentionFunctions(stock))

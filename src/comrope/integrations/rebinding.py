@@ -1,7 +1,7 @@
-"""Another meaning for one name in a function of somebody else's, for one caller alone.
+"""Replace one global name in a function of another library, for some layers only.
 
-The function's own code runs, in a copy of its module's names in which that one name is ours.
-Nothing of theirs is changed or written again: other callers go on with the function as it was.
+The function's own code runs, in a copy of its module's globals with one name replaced. Nothing of
+the other library is changed or rewritten: other callers get the original function.
 """
 
 from __future__ import annotations
@@ -14,23 +14,31 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["ROTATION", "names_in", "rebind_forward", "rebound", "restore_forward", "still_there"]
+__all__ = [
+    "ROTATION",
+    "deref",
+    "names_in",
+    "replace_forward",
+    "restore_forward",
+    "with_global_replaced",
+]
 
-ROTATION = "comrope"  # the name of what each attention layer gets
+ROTATION = "comrope"  # the name of the rotation in each attention layer
 
 
 def names_in(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The global names and attributes that a function's own code speaks of."""
+    """Return the global names and attributes that the code of a function uses."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return () if code is None else code.co_names
 
 
-def rebound(function: Callable[..., Any], name: str, meaning: Any) -> Callable[..., Any]:
-    """``function`` with ``name`` meaning something else inside it; what wraps it is left out."""
+def with_global_replaced(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
+    """Return a copy of a function in which the global ``name`` is ``value``; decorators are left
+    out."""
     inner = inspect.unwrap(function)
     if not isinstance(inner, types.FunctionType) or name not in inner.__code__.co_names:
-        raise ValueError(f"function: expected one that speaks of {name}, got {function!r}")
-    names = {**inner.__globals__, name: meaning}
+        raise ValueError(f"function: expected one that uses {name}, got {function!r}")
+    names = {**inner.__globals__, name: value}
     copy = types.FunctionType(
         inner.__code__, names, inner.__name__, inner.__defaults__, inner.__closure__
     )
@@ -39,9 +47,12 @@ def rebound(function: Callable[..., Any], name: str, meaning: Any) -> Callable[.
 
 
 class Forward:
-    """Another forward pass for one layer. An object and not a bound method: those are pickled by
-    name, and would come back as the layer's own. It does not keep the layer, which keeps it: a
-    model that nobody keeps must be gone at once, not when Python looks for rings."""
+    """Another forward pass for one layer.
+
+    An object, since bound methods are pickled by name and would come back as the layer's own. It
+    refers to the layer weakly: with a reference cycle, a deleted model would keep its memory until
+    the next garbage collection.
+    """
 
     def __init__(self, layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
         self.__setstate__((layer, make))
@@ -55,11 +66,11 @@ class Forward:
         self.function = self.make(type(layer))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(still_there(self._layer), *args, **kwargs)
+        return self.function(deref(self._layer), *args, **kwargs)
 
 
-def still_there(layer: Any) -> nn.Module:
-    """The layer that a weak reference is of."""
+def deref(layer: Any) -> nn.Module:
+    """Return the object of a weak reference."""
     found = layer()
     if found is None:
         raise RuntimeError(
@@ -69,21 +80,21 @@ def still_there(layer: Any) -> nn.Module:
     return found
 
 
-def rebind_forward(layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
-    """Another forward pass for this layer alone: what ``make`` gives for its class."""
-    setattr(layer, _door_of(layer), Forward(layer, make))
+def replace_forward(layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
+    """Give one layer the forward pass that ``make`` returns for its class."""
+    setattr(layer, _forward_attribute(layer), Forward(layer, make))
 
 
 def restore_forward(layer: nn.Module) -> None:
-    """The layer's own again, if it has another."""
-    door = _door_of(layer)
-    if isinstance(vars(layer).get(door), Forward):
-        if door == "forward":
+    """Undo ``replace_forward``, if it was applied."""
+    name = _forward_attribute(layer)
+    if isinstance(vars(layer).get(name), Forward):
+        if name == "forward":
             del layer.forward
         else:
-            setattr(layer, door, types.MethodType(type(layer).forward, layer))
+            setattr(layer, name, types.MethodType(type(layer).forward, layer))
 
 
-def _door_of(layer: nn.Module) -> str:
-    """Where a call arrives: beyond the hooks of Accelerate, which ``device_map`` puts there."""
+def _forward_attribute(layer: nn.Module) -> str:
+    """Return the attribute that is called: below the hooks of Accelerate (``device_map``)."""
     return "_old_forward" if "_old_forward" in vars(layer) else "forward"

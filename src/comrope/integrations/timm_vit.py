@@ -1,7 +1,7 @@
 """timm's vision transformers: plain ones, EVA and the rotary ViTs, NaFlex.
 
-Their attention layers pass queries and keys through ``q_norm`` and ``k_norm`` last of all, as
-(B, heads, T, D); hooks on these turn them. What rotated them before is not handed to them.
+Their attention layers call ``q_norm`` and ``k_norm`` last before attention, with (B, heads, T, D);
+hooks of these rotate. Rotations of the model's own are not passed on to the layers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from comrope.angles import plane_generators
-from comrope.integrations.rebinding import ROTATION, still_there
-from comrope.integrations.token_positions import Places, axial, centred, relative
+from comrope.integrations.rebinding import ROTATION, deref
+from comrope.integrations.token_positions import TokenPositions, axial, centered, normalized
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["TIMM_MODELS", "is_timm_model", "swap_timm_model"]
@@ -25,50 +25,50 @@ TIMM_MODELS = ("VisionTransformer", "Eva", "NaFlexVit")
 ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
 
 
-class TurnedQueries:
-    """Forward hook of ``q_norm``; the rotation is the one that the layer has when it is called.
+class RotateQueries:
+    """Forward hook of ``q_norm``, with the rotation that the layer has when it is called.
 
-    It does not keep the layer, which keeps it: see ``rebinding.Forward``.
+    Refers to the layer weakly: see ``rebinding.Forward``.
     """
 
-    def __init__(self, layer: nn.Module, places: Places) -> None:
-        self.__setstate__((layer, places))
+    def __init__(self, layer: nn.Module, positions: TokenPositions) -> None:
+        self.__setstate__((layer, positions))
 
-    def __getstate__(self) -> tuple[nn.Module, Places]:
-        return self._layer(), self.places
+    def __getstate__(self) -> tuple[nn.Module, TokenPositions]:
+        return self._layer(), self.positions
 
-    def __setstate__(self, state: tuple[nn.Module, Places]) -> None:
-        layer, self.places = state
+    def __setstate__(self, state: tuple[nn.Module, TokenPositions]) -> None:
+        layer, self.positions = state
         self._layer: Any = weakref.ref(layer)
         self.angles: Any = None
 
     @property
     def rotation(self) -> Any:
-        return getattr(still_there(self._layer), ROTATION)
+        return getattr(deref(self._layer), ROTATION)
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         self.angles = self.rotation.angles().cache_spectrum()
-        return self.turn(output)
+        return self.rotate(output)
 
-    def turn(self, x: Tensor) -> Tensor:
-        positions, prefix = self.places.at(x.shape[-2])
+    def rotate(self, x: Tensor) -> Tensor:
+        positions, prefix = self.positions.at(x.shape[-2])
         return self.rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
 
 
-class TurnedKeys:
-    """Forward hook of ``k_norm``, which comes next: the angles are at hand."""
+class RotateKeys:
+    """Forward hook of ``k_norm``, which is called next and uses the same angles."""
 
-    def __init__(self, queries: TurnedQueries) -> None:
+    def __init__(self, queries: RotateQueries) -> None:
         self.queries = queries
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        turned = self.queries.turn(output)
+        rotated = self.queries.rotate(output)
         self.queries.angles = None
-        return turned
+        return rotated
 
 
-class Unrotated:
-    """Forward pre-hook of an attention layer: no rotation but ours."""
+class WithoutRope:
+    """Forward pre-hook of an attention layer: drop the model's own rotation."""
 
     def __call__(self, module: nn.Module, inputs: Any, options: dict[str, Any]) -> Any:
         return inputs, options | {"rope": None} if "rope" in options else options
@@ -82,7 +82,7 @@ def is_timm_model(model: nn.Module) -> bool:
 
 
 def _attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Of its blocks, not of what pools their results."""
+    """Find the attention layers of the blocks, not those that pool the result."""
     host: Any = model
     layers = [
         module
@@ -107,8 +107,8 @@ def swap_timm_model(
     class_position: str | None = None,
     perturbation: float = 0.0,
     **options: Any,
-) -> Places:
-    """Give every attention layer a rotation; ``options`` are RotaryEmbedding's."""
+) -> TokenPositions:
+    """Give every attention layer a rotation; ``options`` are those of ``RotaryEmbedding``."""
     layers: list[Any] = _attention_layers(model)
     rope: Any = getattr(model, "rope", None)
     options.setdefault("init", "zeros" if rope is None else "rope")
@@ -117,9 +117,9 @@ def swap_timm_model(
         raise ValueError("model: expected patch_drop_rate=0; dropped patches are not supported")
     if class_position is None:
         class_position = "center" if rope is None else "unrotated"
-    convention, start = _convention_of(rope) if theirs else (relative, {})
+    convention, start = _convention_of(rope) if theirs else (normalized, {})
     host: Any = model
-    places = Places(
+    positions = TokenPositions(
         convention,
         class_position=class_position,
         perturbation=perturbation,
@@ -147,75 +147,75 @@ def swap_timm_model(
         if mixed:
             _start_mixed(rotation, rope.freqs[:, number], rope.num_heads)
         rotations.append(rotation)
-    for layer, rotation in zip(layers, rotations, strict=True):  # nothing is changed before here
+    for layer, rotation in zip(layers, rotations, strict=True):  # the model is unchanged up to here
         layer.add_module(ROTATION, rotation.train(layer.training))
-        queries = TurnedQueries(layer, places)
+        queries = RotateQueries(layer, positions)
         layer.q_norm.register_forward_hook(queries)
-        layer.k_norm.register_forward_hook(TurnedKeys(queries))
-        layer.register_forward_pre_hook(Unrotated(), with_kwargs=True)
-    embedding.register_forward_hook(places, with_kwargs=True)
-    return places
+        layer.k_norm.register_forward_hook(RotateKeys(queries))
+        layer.register_forward_pre_hook(WithoutRope(), with_kwargs=True)
+    embedding.register_forward_hook(positions, with_kwargs=True)
+    return positions
 
 
 def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
-    """What its positions are, and the rotation of a layer as it starts."""
+    """Return the convention of positions, and the options that start a rotation as the model's."""
     kind = type(rope).__name__
     flipped = getattr(rope, "grid_indexing", "ij") == "xy"
     if kind != "RotaryEmbeddingDinoV3" and getattr(rope, "aug_active", False):
         raise ValueError(
-            f"model: its rotary embedding ({kind}) moves coordinates in training, which is not "
-            "known here; expected one without shift_coords, jitter_coords and rescale_coords"
+            f"model: its rotary embedding ({kind}) augments coordinates in training, which is not "
+            "supported; expected one without shift_coords, jitter_coords and rescale_coords"
         )
     if kind == "RotaryEmbeddingMixed":
         return partial(axial, flipped=flipped), {}
-    counts = getattr(rope, "grid_type", None) in (None, "index")  # timm before 1.0.31 has no types
-    if kind == "RotaryEmbeddingCat" and not rope.in_pixels and counts:
-        place = partial(
+    indexed = getattr(rope, "grid_type", None) in (None, "index")  # timm before 1.0.31 has no types
+    if kind == "RotaryEmbeddingCat" and not rope.in_pixels and indexed:
+        convention = partial(
             axial, offset=rope.grid_offset, reference=rope.ref_feat_shape, flipped=flipped
         )
         bands = rope._compute_bands()
     elif kind == "RotaryEmbeddingDinoV3":
-        place = partial(
-            centred,
+        convention = partial(
+            centered,
             offset=rope.grid_offset,
             normalize=rope.normalize_coords,
             flipped=flipped,
-            augment=partial(_moved_in_training, rope),
+            augment=partial(_augmented, rope),
         )
         bands = 2 * math.pi / rope._compute_periods()
     else:
         raise ValueError(
-            f"model: its rotary embedding ({kind}) is none that a start can be taken from; "
+            f"model: cannot start from its rotary embedding ({kind}); "
             "expected RotaryEmbeddingCat, RotaryEmbeddingMixed or RotaryEmbeddingDinoV3, or "
             "init='zeros' or 'normal'"
         )
-    return place, {"frequencies": bands.tolist(), "axis_order": "contiguous"}
+    return convention, {"frequencies": bands.tolist(), "axis_order": "contiguous"}
 
 
-def _moved_in_training(rope: Any, place: Tensor) -> Tensor:
-    """Coordinates (..., 2) as DINOv3 draws them: shifted, scaled by axis, scaled at once.
+def _augmented(rope: Any, x: Tensor) -> Tensor:
+    """Augment coordinates (..., 2) as DINOv3 does: shift, scale by axis, scale both axes.
 
-    By what it says of itself: how it goes about it differs between versions of timm. Drawn where
-    the coordinates are, for all images of a batch at once.
+    Written from the attributes of ``rope``, since its methods differ between versions of timm.
+    Drawn once for all images of a batch, on the device of the coordinates.
     """
     if not rope.training or not rope.aug_active:
-        return place
+        return x
 
     def factor(most: float, axes: int) -> Tensor:
-        return place.new_empty(axes).uniform_(-math.log(most), math.log(most)).exp()
+        return x.new_empty(axes).uniform_(-math.log(most), math.log(most)).exp()
 
     if rope.shift_coords is not None:
-        place = place + place.new_empty(2).uniform_(-rope.shift_coords, rope.shift_coords)
+        x = x + x.new_empty(2).uniform_(-rope.shift_coords, rope.shift_coords)
     if rope.jitter_coords is not None:
-        place = place * factor(rope.jitter_coords, 2)
+        x = x * factor(rope.jitter_coords, 2)
     if rope.rescale_coords is not None:
-        place = place * factor(rope.rescale_coords, 1)
-    return place
+        x = x * factor(rope.rescale_coords, 1)
+    return x
 
 
 @torch.no_grad()
 def _start_mixed(rotation: RotaryEmbedding, frequencies: Tensor, heads: int) -> None:
-    """From timm's learned frequencies (2, heads f): every plane has a direction of its own."""
+    """Start from timm's learned frequencies (2, heads f), a direction for every plane."""
     method: Any = rotation.method
     planes = frequencies.reshape(-1, heads, method.num_blocks, method.num_planes)
     if method.name in ("rope-mixed", "comrope-torus"):

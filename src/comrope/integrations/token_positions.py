@@ -1,7 +1,7 @@
-"""Where the tokens of a vision model stand: told by its patch embedding, asked by its layers.
+"""Positions of the tokens of a vision model: set by its patch embedding, read by its layers.
 
-What one of its images means by position is a convention, a function of the index (..., 2) of a
-patch and of the size of its grid: ``relative``, ours, or that of a model that rotates already.
+What a position is depends on a convention, a function of the index (..., 2) of a patch and of the
+size of its grid: ``normalized``, ours, or that of a model that already has rotations.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from comrope import _checks
 from comrope import positions as coordinates
 from comrope._dtypes import constants_like
 
-__all__ = ["CLASS_POSITIONS", "Places", "axial", "centred", "relative"]
+__all__ = ["CLASS_POSITIONS", "TokenPositions", "axial", "centered", "normalized"]
 
 CLASS_POSITIONS = ("center", "unrotated")
 Convention = Callable[[Tensor, Any], Tensor]
 
 
-def relative(index: Tensor, size: Any) -> Tensor:
-    """Centres of patches in [0, 1], as ``comrope.grid`` has them."""
+def normalized(index: Tensor, size: Any) -> Tensor:
+    """Return patch centres in [0, 1], as ``comrope.grid`` does."""
     return (index + 0.5) / _like(size, index)
 
 
@@ -35,15 +35,15 @@ def axial(
     reference: Sequence[int] | None = None,
     flipped: bool = False,
 ) -> Tensor:
-    """timm's: patches are counted, or as many of them as the ``reference`` grid has; x first if
-    ``flipped``."""
-    place = index + offset
+    """Return positions as timm does: patch indices, scaled to the ``reference`` grid if there is
+    one; x first if ``flipped``."""
+    position = index + offset
     if reference is not None:
-        place = place / _like(size, index) * _like(reference, index)
-    return place.flip(-1) if flipped else place
+        position = position / _like(size, index) * _like(reference, index)
+    return position.flip(-1) if flipped else position
 
 
-def centred(
+def centered(
     index: Tensor,
     size: Any,
     *,
@@ -52,26 +52,26 @@ def centred(
     flipped: bool = False,
     augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """DINOv3's: from -1 to 1 between the edges of the image, x first if ``flipped``; ``augment`` as
-    it does in training."""
+    """Return positions as DINOv3 does: from -1 to 1 between the edges of the image, x first if
+    ``flipped``; ``augment`` is applied last."""
     size = _like(size, index)
     if normalize != "separate":
         size = size.amax(-1, True) if normalize == "max" else size.amin(-1, True)
-    place = 2 * (index + 0.5 + offset) / size - 1
-    place = place.flip(-1) if flipped else place
-    return place if augment is None else augment(place)
+    position = 2 * (index + 0.5 + offset) / size - 1
+    position = position.flip(-1) if flipped else position
+    return position if augment is None else augment(position)
 
 
-class Places:
-    """The positions of the batch that a model sees now.
+class TokenPositions:
+    """The positions of the batch that a model is processing.
 
-    A forward hook of a patch embedding that leaves behind (B, C, rows, columns), and of timm's
-    NaFlex one. One is shared by all layers of a model; copies of the model have their own.
+    A forward hook of a patch embedding with outputs (B, C, rows, columns), or of timm's NaFlex one.
+    All layers of a model share one; copies of the model have their own.
     """
 
     def __init__(
         self,
-        convention: Convention = relative,
+        convention: Convention = normalized,
         *,
         class_position: str = "center",
         perturbation: float = 0.0,
@@ -80,112 +80,120 @@ class Places:
         self.convention, self.prefix = convention, prefix
         self.class_position = _checks.one_of("class_position", class_position, CLASS_POSITIONS)
         self.perturbation = _checks.real("perturbation", perturbation)
-        self.positions: Tensor | None = None  # (T, N) or (B, T, N), of tokens, or of patches alone
+        self.positions: Tensor | None = None  # (T, N) or (B, T, N), of tokens or only of patches
         self.tokens = 0
-        self.away: dict[str, tuple[Tensor | None, bool]] = {}
-        # Forward passes that are not like each other, with and without gradients: see ``_count``.
-        self.learning: set[Any] = set()
-        self.others: set[Any] = set()
+        # Parameters that are not used any more: their values if set to zero, and requires_grad.
+        self.disabled: dict[str, tuple[Tensor | None, bool]] = {}
+        # Different forward passes since the last backward pass: see ``_count``.
+        self.with_grad: set[Any] = set()
+        self.without_grad: set[Any] = set()
         self.recomputed = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "positions": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        old = {"away": "disabled", "learning": "with_grad", "others": "without_grad"}  # in 0.1
+        vars(self).update({old.get(name, name): value for name, value in state.items()})
+
     def __call__(self, module: Any, inputs: Any, options: Any, output: Any) -> None:
-        noise = self.perturbation if module.training else 0.0
-        if isinstance(output, tuple):  # NaFlex: tokens, and the grid if it is the same for all
+        perturbation = self.perturbation if module.training else 0.0
+        if isinstance(output, tuple):  # NaFlex: tokens, and the grid if all images have the same
             tokens, size = output
         else:
             tokens, size = output, output.shape[-2:]
-            if not isinstance(module, nn.Conv2d):  # timm's, which leaves no grid behind
+            if not isinstance(module, nn.Conv2d):  # timm's, whose output is no grid any more
                 size = module.dynamic_feat_size(inputs[0].shape[-2:])
         if size is None:
             index = options["patch_coord"] if "patch_coord" in options else inputs[1]
-            positions = self._of_each(index, noise)
+            positions = self._of_each(index, perturbation)
         else:
-            positions = self._grid(size, tokens, noise)
+            positions = self._grid(size, tokens, perturbation)
         self.tokens = self.prefix + positions.shape[-2]
         if self.class_position == "center":
             positions = coordinates.with_class_token(positions, count=self.prefix)
         self.positions = positions
-        self._count(size, noise)
+        self._count(size, perturbation)
 
     def at(self, tokens: int) -> tuple[Tensor, int]:
-        """Positions of all tokens, and how many of the first are not to be turned."""
+        """Return the positions of all tokens, and how many leading tokens are not rotated."""
         if self.positions is None:
             raise RuntimeError("positions: no image has passed through the patch embedding yet")
         if tokens != self.tokens:
             raise ValueError(
                 f"tokens: expected {self.prefix} and one for each of the "
-                f"{self.tokens - self.prefix} patches, got {tokens}; dropped patches and tokens "
-                "of others are not supported"
+                f"{self.tokens - self.prefix} patches, got {tokens}; dropped patches and "
+                "additional tokens are not supported"
             )
         self._check_pass()
         return self.positions, 0 if self.class_position == "center" else self.prefix
 
     @torch.no_grad()
-    def put_away(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Set absolute positions to zero, and freeze what is not used any more."""
+    def disable(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Freeze parameters that are not used any more, and set absolute positions to zero."""
         for name, parameter in parameters.items():
             absolute = not name.startswith("rope.")
             value = parameter.detach().clone() if absolute else None
-            self.away[name] = value, parameter.requires_grad
+            self.disabled[name] = value, parameter.requires_grad
             parameter.requires_grad_(False)
             if absolute:
                 parameter.zero_()
 
-    def check_way_back(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Whether ``bring_back`` will find everything as it was put away."""
-        for name, (value, _) in self.away.items():
+    def check_restorable(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Raise unless ``restore`` finds all parameters with their shapes."""
+        for name, (value, _) in self.disabled.items():
             if name not in parameters or (
                 value is not None and value.shape != parameters[name].shape
             ):
                 raise ValueError(f"model: {name} is not what it was when the model was swapped")
 
     @torch.no_grad()
-    def bring_back(self, parameters: dict[str, nn.Parameter]) -> None:
-        for name, (value, learned) in self.away.items():
+    def restore(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Undo ``disable``."""
+        for name, (value, learned) in self.disabled.items():
             if value is not None:
                 parameters[name].copy_(value)
             parameters[name].requires_grad_(learned)
 
-    def _count(self, size: Any, noise: float) -> None:
-        """Passes that are not like each other, between which a recomputation could not choose."""
+    def _count(self, size: Any, perturbation: float) -> None:
+        """Note forward passes with different positions: a recomputation could mix them up."""
         if torch.compiler.is_compiling():
             return
         if self.recomputed or torch.is_grad_enabled():
-            self.others.clear()
+            self.without_grad.clear()
         if self.recomputed:
-            self.learning.clear()
+            self.with_grad.clear()
         self.recomputed = False
-        passes = self.learning if torch.is_grad_enabled() else self.others
+        passes = self.with_grad if torch.is_grad_enabled() else self.without_grad
         if len(passes) < 2:
-            passes.add(len(passes) if noise or size is None else tuple(size))
+            passes.add(len(passes) if perturbation or size is None else tuple(size))
 
     def _check_pass(self) -> None:
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             return
         self.recomputed = True  # in a backward pass, by gradient checkpointing
-        if len(self.learning | self.others) > 1:
+        if len(self.with_grad | self.without_grad) > 1:
             raise RuntimeError(
                 "gradient checkpointing: the positions of this forward pass are gone, since "
-                "another came before its backward pass; call backward after each"
+                "another one came before its backward pass; call backward after each"
             )
 
-    def _of_each(self, index: Tensor, noise: float) -> Tensor:
-        if noise:
+    def _of_each(self, index: Tensor, perturbation: float) -> Tensor:
+        """Return the positions of images that differ in size."""
+        if perturbation:
             raise ValueError("perturbation: expected 0 where images of a batch differ in size")
         return self.convention(index.float(), index.amax(dim=1, keepdim=True) + 1)
 
-    def _grid(self, size: Sequence[int], like: Tensor, noise: float) -> Tensor:
+    def _grid(self, size: Sequence[int], like: Tensor, perturbation: float) -> Tensor:
+        """Return the positions of images of one size."""
         rows, columns = (torch.arange(n, device=like.device).float() for n in size)
         index = torch.cartesian_prod(rows, columns)
         positions = self.convention(index, size)
-        if not noise:
+        if not perturbation:
             return positions
         corner = torch.zeros(2)
         patch = (self.convention(corner + 1, size) - self.convention(corner, size)).abs().tolist()
-        return coordinates.perturb(positions, patch, noise, batch_size=like.shape[0])
+        return coordinates.perturb(positions, patch, perturbation, batch_size=like.shape[0])
 
 
 def _like(size: Any, index: Tensor) -> Tensor:
