@@ -63,6 +63,21 @@ def scores_and_gradients(
     return {"scores": value.detach(), **dict(zip(inputs, gradients, strict=True))}
 
 
+def assert_parity(
+    rope: comrope.RotaryEmbedding, positions: Tensor | None = None, scores_within: float = 1e-12
+) -> None:
+    """Compare the spectral backend with the reference: scores and all gradients, in float64."""
+    if positions is None:
+        positions = torch.randn(6, rope.num_axes, dtype=torch.float64)
+    q, k = queries_and_keys(rope)
+    positions.requires_grad_()
+    expected = scores_and_gradients(rope, q, k, positions, "reference")
+    got = scores_and_gradients(rope, q, k, positions, "spectral")
+    for name, value in expected.items():
+        limit = scores_within if name == "scores" else 1e-9
+        assert relative_error(got[name], value) <= limit, name
+
+
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """||got - expected|| / ||expected||; against an expected zero, the plain norm."""
     scale = expected.norm()

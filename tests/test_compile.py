@@ -11,6 +11,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import comrope
 
+pytestmark = pytest.mark.slow
+
 # Inductor needs a C++ compiler on the CPU; without one the graphs are traced and run as they are.
 BACKEND = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from helpers import make, queries_and_keys, relative_error, scores_and_gradients
@@ -33,22 +35,23 @@ def test_float32_gradients_against_the_float64_reference(method, init):
             assert relative_error(got[name].double().cpu(), value) < 1e-4, name
 
 
-@pytest.mark.parametrize("backend", ["auto", "spectral"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_phases_stay_float32(method, dtype, backend):
+def test_phases_stay_float32(method):
     """Under autocast: bit for bit what float32 gives; of low inputs, the same rounded once."""
-    backend = "reference" if (method, backend) == ("liere", "spectral") else backend
-    rope = make(method, block_size=8, dtype=torch.float32, backend=backend)
-    q, k = (x.detach().to(dtype).float() for x in queries_and_keys(rope))
-    q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
-    expected = rope(q, k, positions)
-    with torch.autocast("cuda", dtype=dtype):
-        full = rope(q, k, positions)
-        low = rope(q.to(dtype), k.to(dtype), positions)
-    for a, b, c in zip(full, low, expected, strict=True):
-        assert torch.equal(a, c)
-        assert b.dtype == dtype
-        torch.testing.assert_close(b.float(), c, rtol=0.51 * torch.finfo(dtype).eps, atol=2e-5)
+    for dtype, backend in itertools.product(
+        (torch.bfloat16, torch.float16), ("auto", "reference" if method == "liere" else "spectral")
+    ):
+        rope = make(method, block_size=8, dtype=torch.float32, backend=backend)
+        q, k = (x.detach().to(dtype).float() for x in queries_and_keys(rope))
+        q, k, positions = on_gpu(rope, q, k, 50 * torch.rand(6, 2))
+        expected = rope(q, k, positions)
+        with torch.autocast("cuda", dtype=dtype):
+            full = rope(q, k, positions)
+            low = rope(q.to(dtype), k.to(dtype), positions)
+        for a, b, c in zip(full, low, expected, strict=True):
+            assert torch.equal(a, c)
+            assert b.dtype == dtype
+            rounding = 0.51 * torch.finfo(dtype).eps
+            torch.testing.assert_close(b.float(), c, rtol=rounding, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["rope", "rope-mixed"])

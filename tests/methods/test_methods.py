@@ -1,6 +1,8 @@
-"""Each method's parameters, its three starts, and what it is next to the others."""
+"""The parameters of each method, its initializations, and how methods relate."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from helpers import make, queries_and_keys, raises_for, relative_error
 import comrope
 from comrope.analysis import scores
 from comrope.inits import Shape, rope_frequencies
+from comrope.methods import label
 from comrope.methods.base import batched_angles
 from comrope.methods.comrope_torus import cayley
 
@@ -19,20 +22,19 @@ def count(rope: comrope.RotaryEmbedding) -> int:
     return sum(p.numel() for p in rope.parameters())
 
 
-@pytest.mark.parametrize("b", [2, 4, 8, 16])
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_parameter_counts_are_those_of_the_paper(b, n):
+def test_parameter_counts_are_those_of_the_paper():
     """Table 5, one layer, at ViT-B's width."""
     d = 768
-    sizes = {"num_heads": 12, "head_dim": 64, "num_axes": n, "block_size": b}
-    counts = {name: count(comrope.RotaryEmbedding(name, **sizes)) for name in comrope.METHODS}
-    assert counts["rope"] == 0
-    assert counts["liere"] == n * d * b
-    assert counts["comrope-ap"] == d * b
-    assert counts["comrope-ld"] == d * (b + n / b)
-    # Not in the table: one frequency a plane and axis, and for the torus a basis a block.
-    assert counts["rope-mixed"] == n * d / 2
-    assert counts["comrope-torus"] == n * d / 2 + (d * b if b > 2 else 0)
+    for b, n in itertools.product((2, 4, 8, 16), (1, 2, 4)):
+        sizes = {"num_heads": 12, "head_dim": 64, "num_axes": n, "block_size": b}
+        counts = {name: count(comrope.RotaryEmbedding(name, **sizes)) for name in comrope.METHODS}
+        assert counts["rope"] == 0
+        assert counts["liere"] == n * d * b
+        assert counts["comrope-ap"] == d * b
+        assert counts["comrope-ld"] == d * (b + n / b)
+        # Not in the table: one frequency per plane and axis, and for the torus a basis per block.
+        assert counts["rope-mixed"] == n * d / 2
+        assert counts["comrope-torus"] == n * d / 2 + (d * b if b > 2 else 0)
 
 
 def test_normal_starts_have_the_spread_they_claim():
@@ -62,14 +64,14 @@ def test_theta_can_be_shared_by_the_heads():
     torch.testing.assert_close(rope.angle_matrices(), theta * skew)
 
 
-@pytest.mark.parametrize("num_axes", [1, 2, 3])
-def test_zeros_is_standard_attention(method, num_axes):
-    rope = make(method, num_axes=num_axes, init="zeros")
-    q, k = queries_and_keys(rope, groups=1)
-    positions = 10 * torch.randn(6, num_axes, dtype=torch.float64)
-    eye = torch.eye(4, dtype=torch.float64).expand(6, 2, 12, 4, 4)
-    assert torch.equal(rope.rotation_matrices(positions), eye)
-    assert relative_error(scores(rope, q, k, positions), q @ k.mT) < 1e-15
+def test_zeros_is_standard_attention(method):
+    for num_axes in (1, 2, 3):
+        rope = make(method, num_axes=num_axes, init="zeros")
+        q, k = queries_and_keys(rope, groups=1)
+        positions = 10 * torch.randn(6, num_axes, dtype=torch.float64)
+        eye = torch.eye(4, dtype=torch.float64).expand(6, 2, 12, 4, 4)
+        assert torch.equal(rope.rotation_matrices(positions), eye)
+        assert relative_error(scores(rope, q, k, positions), q @ k.mT) < 1e-15
 
 
 @pytest.mark.parametrize("method", LEARNED)
@@ -102,24 +104,24 @@ def vanilla(x, positions, frequencies):
     return out
 
 
-@pytest.mark.parametrize("num_axes", [1, 2, 3, 4])
-@pytest.mark.parametrize("block_size", [2, 4, 8])
-def test_rope_start_is_vanilla_rope(method, num_axes, block_size):
+def test_rope_start_is_vanilla_rope(method):
     """Against formulas written by hand: plane p of an axis has frequency base^(-p / planes)."""
-    rope = make(method, num_axes=num_axes, block_size=block_size, init="rope", base=100.0)
-    planes = block_size // 2
-    per_axis = 12 // num_axes * planes
-    by_hand = torch.zeros(12 * planes, num_axes, dtype=torch.float64)
-    for plane in range(12 * planes):
-        block, inside = divmod(plane, planes)
-        rank = (block // num_axes) * planes + inside
-        by_hand[plane, block % num_axes] = 100.0 ** (-rank / per_axis)
-    q, k = (x.detach() for x in queries_and_keys(rope, groups=1))
-    positions = torch.randn(6, num_axes, dtype=torch.float64) * 5
-    expected = vanilla(q, positions, by_hand) @ vanilla(k, positions, by_hand).mT
-    assert relative_error(scores(rope, q, k, positions), expected) < 1e-12
-    if method == "rope":
-        assert relative_error(rope(q, k, positions)[0], vanilla(q, positions, by_hand)) < 1e-14
+    for num_axes, block_size in ((1, 8), (2, 2), (2, 4), (2, 8), (3, 4), (4, 2)):
+        rope = make(method, num_axes=num_axes, block_size=block_size, init="rope", base=100.0)
+        planes = block_size // 2
+        per_axis = 12 // num_axes * planes
+        by_hand = torch.zeros(12 * planes, num_axes, dtype=torch.float64)
+        for plane in range(12 * planes):
+            block, inside = divmod(plane, planes)
+            rank = (block // num_axes) * planes + inside
+            by_hand[plane, block % num_axes] = 100.0 ** (-rank / per_axis)
+        q, k = (x.detach() for x in queries_and_keys(rope, groups=1))
+        positions = torch.randn(6, num_axes, dtype=torch.float64) * 5
+        expected = vanilla(q, positions, by_hand) @ vanilla(k, positions, by_hand).mT
+        assert relative_error(scores(rope, q, k, positions), expected) < 1e-12
+        if method == "rope":
+            rotated = rope(q, k, positions)[0]
+            assert relative_error(rotated, vanilla(q, positions, by_hand)) < 1e-14
 
 
 def test_one_axis_has_roformers_frequencies():
@@ -127,8 +129,7 @@ def test_one_axis_has_roformers_frequencies():
     torch.testing.assert_close(rope_frequencies(Shape(1, 1, 32, 1)).flatten(), expected)
 
 
-@pytest.mark.parametrize("block_size", [2, 8])
-def test_rope_start_with_half_order_is_hugging_faces_rotary(method, block_size):
+def test_rope_start_with_half_order_is_hugging_faces_rotary(method):
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     config = llama.LlamaConfig(
         hidden_size=128, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64
@@ -136,19 +137,15 @@ def test_rope_start_with_half_order_is_hugging_faces_rotary(method, block_size):
     q, k = torch.randn(2, 2, 9, 64), torch.randn(2, 1, 9, 64)
     cos, sin = llama.LlamaRotaryEmbedding(config)(q, torch.arange(9)[None])
     q_theirs, k_theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
-    rope = comrope.RotaryEmbedding(
-        method,
-        num_heads=1,
-        head_dim=64,
-        num_axes=1,
-        block_size=block_size,
-        init="rope",
-        channel_order="half",
-    )
+    sizes = {"num_heads": 1, "head_dim": 64, "num_axes": 1}
     positions = torch.arange(9)[:, None]
-    assert relative_error(scores(rope, q, k, positions), q_theirs @ k_theirs.mT) < 1e-5
-    if method == "rope":
-        torch.testing.assert_close(rope(q, k, positions), (q_theirs, k_theirs))
+    for block_size in (2, 8):
+        rope = comrope.RotaryEmbedding(
+            method, block_size=block_size, init="rope", channel_order="half", **sizes
+        )
+        assert relative_error(scores(rope, q, k, positions), q_theirs @ k_theirs.mT) < 1e-5
+        if method == "rope":
+            torch.testing.assert_close(rope(q, k, positions), (q_theirs, k_theirs))
 
 
 def test_position_scale_is_a_change_of_units(method):
@@ -206,18 +203,19 @@ def test_vanilla_frequencies_survive_low_precision_casts():
     assert torch.equal(rope.spectrum()[1], before)
 
 
-@pytest.mark.parametrize("block_size", [2, 4])
-def test_the_angles_of_several_layers_at_once(method, block_size):
+def test_the_angles_of_several_layers_at_once(method):
     """The same numbers and gradients as layer by layer."""
-    layers = [make(method, block_size=block_size).method for _ in range(3)]
-    together = batched_angles(layers)
-    apart = [layer.angles() for layer in layers]
-    for a, b in zip(together, apart, strict=True):
-        assert type(a) is type(b)
-        assert torch.equal(a.matrices(), b.matrices())
-    weights = [torch.randn_like(angles.matrices()) for angles in apart]
-    parameters = [p for layer in layers for p in layer.parameters()]
-    if parameters:
+    for block_size in (2, 4):
+        layers = [make(method, block_size=block_size).method for _ in range(3)]
+        together = batched_angles(layers)
+        apart = [layer.angles() for layer in layers]
+        for a, b in zip(together, apart, strict=True):
+            assert type(a) is type(b)
+            assert torch.equal(a.matrices(), b.matrices())
+        weights = [torch.randn_like(angles.matrices()) for angles in apart]
+        parameters = [p for layer in layers for p in layer.parameters()]
+        if not parameters:
+            continue
         losses = [
             sum((angles.matrices() * w).sum() for angles, w in zip(found, weights, strict=True))
             for found in (together, apart)
@@ -234,11 +232,25 @@ def test_a_shared_theta_belongs_to_its_layer():
         assert a.cached_spectrum is not None
 
 
-def test_layers_that_differ_are_not_worked_out_together():
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "comrope-ap"},
+        {"block_size": 8, "head_dim": 48},
+        {"dtype": torch.float32},
+        {"shared_theta": True},
+        {"init": "zeros"},
+    ],
+)
+def test_layers_that_differ_are_not_batched(other):
     first = make("comrope-ld").method
-    assert batched_angles([first, make("comrope-ap").method]) is None
-    assert batched_angles([first, make("comrope-ld", block_size=8, head_dim=48).method]) is None
-    assert batched_angles([first, make("comrope-ld", dtype=torch.float32).method]) is None
+    assert batched_angles([first, make(**{"method": "comrope-ld", **other}).method]) is None
+
+
+def test_a_frozen_layer_is_not_batched_with_one_that_learns():
+    layers = [make("comrope-ld").method for _ in range(2)]
+    layers[0].requires_grad_(False)
+    assert batched_angles(layers) is None
 
 
 @pytest.mark.parametrize("method", [method for method in comrope.METHODS if method != "rope"])
@@ -256,3 +268,8 @@ def test_a_wider_start_is_the_same_draw_wider(method):
 def test_vanilla_rope_has_nothing_to_widen():
     with raises_for("spread"):
         comrope.RotaryEmbedding("rope", num_heads=2, head_dim=32, spread=2.0)
+
+
+def test_labels():
+    assert label("comrope-ld") == "ComRoPE-LD"
+    assert len({label(name) for name in comrope.METHODS}) == len(comrope.METHODS)

@@ -1,4 +1,4 @@
-"""Rotated values: attention whose outputs, not only its scores, depend on relative positions."""
+"""The inverse rotation, and rotated values: outputs of attention depend on relative positions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import torch
 from helpers import make, queries_and_keys, raises_for, relative_error, set_frequencies
 from torch import Tensor
 
+import comrope
+
 WIDE = torch.float64
 
 
 def attended(rope, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **options) -> Tensor:
-    """(B, H G, T, D), the values turned as well."""
+    """Return attention with rotated values, (B, H G, T, D)."""
     groups = q.shape[1] // k.shape[1]
     q, k = rope(q, k, positions, **options)
     v = rope.rotate(v, positions, **options)
@@ -21,7 +23,7 @@ def attended(rope, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, **options
 
 
 def by_pairs(rope, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-    """The definition, one matrix a pair of tokens: sum_j a_ij R(x_i)^T R(x_j) v_j."""
+    """Compute the definition, one matrix per pair of tokens: sum_j a_ij R(x_i)^T R(x_j) v_j."""
     heads, groups = k.shape[1], q.shape[1] // k.shape[1]
     blocks = rope.rotation_matrices(positions)  # (T, H, m, b, b)
     whole = torch.stack([torch.stack([torch.block_diag(*m) for m in token]) for token in blocks])
@@ -58,52 +60,60 @@ def assert_like_the_definition(rope, backend: str = "auto") -> None:
         assert relative_error(got[name], value) < (1e-12 if name == "out" else 1e-9), name
 
 
-@pytest.mark.parametrize("block_size", [2, 3, 8])
-@pytest.mark.parametrize("init", ["normal", "zeros"])
-def test_values_and_gradients_are_those_of_the_definition(method, block_size, init):
-    assert_like_the_definition(make(method, block_size=block_size, head_dim=48, init=init))
+def test_values_and_gradients_are_those_of_the_definition(method):
+    for block_size, init in ((2, "normal"), (3, "zeros"), (8, "normal")):
+        assert_like_the_definition(make(method, block_size=block_size, head_dim=48, init=init))
 
 
 def test_the_reference_is_the_definition_too(method):
     assert_like_the_definition(make(method, head_dim=16), backend="reference")
 
 
-@pytest.mark.parametrize("frequencies", [(1.0, 1.0), (2.0, 0.0), (1.5, 1.5 + 1e-9)])
 @pytest.mark.parametrize("name", ["comrope-ap", "comrope-ld"])
-def test_where_a_basis_is_not_smooth(name, frequencies):
-    rope = make(name, block_size=4, head_dim=16)
-    set_frequencies(rope, torch.tensor(frequencies, dtype=WIDE))
-    assert_like_the_definition(rope)
+def test_where_a_basis_is_not_smooth(name):
+    for frequencies in ((1.0, 1.0), (2.0, 0.0), (1.5, 1.5 + 1e-9)):
+        rope = make(name, block_size=4, head_dim=16)
+        set_frequencies(rope, torch.tensor(frequencies, dtype=WIDE))
+        assert_like_the_definition(rope)
 
 
-@pytest.mark.parametrize("order", ["interleaved", "half"])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("prefix", [0, 2])
-@pytest.mark.parametrize("shape", [(6, 2), (2, 6, 2)])
-def test_it_inverts_the_rotation(method, order, backend, prefix, shape):
-    rope = make(method, channel_order=order, backend=backend, num_prefix_tokens=prefix)
-    positions = 10 * torch.randn(shape, dtype=WIDE)
-    for x in queries_and_keys(rope):
-        turned = rope.rotate(x, positions)
-        assert relative_error(rope.rotate(turned, positions, inverse=True), x) < 1e-12
-        back = rope.rotate(x, positions, inverse=True)
-        assert relative_error(rope.rotate(back, positions), x) < 1e-12
-        assert relative_error(rope.rotate(turned, positions + 1, inverse=True), x) > 0.1
+# Every pair of channel order, backend, prefix and shape of the positions.
+COVERING = [
+    ("interleaved", "auto", 0, (6, 2)),
+    ("interleaved", "reference", 2, (2, 6, 2)),
+    ("half", "auto", 2, (2, 6, 2)),
+    ("half", "reference", 0, (6, 2)),
+    ("half", "auto", 0, (2, 6, 2)),
+    ("interleaved", "auto", 2, (6, 2)),
+]
 
 
-@pytest.mark.parametrize("positions", [
-    1e3 * torch.linspace(-1, 1, 12, dtype=WIDE).view(6, 2),
-    torch.arange(12, dtype=torch.uint8).view(6, 2),
-    torch.arange(-6, 6).view(6, 2),
-])  # fmt: skip
-def test_positions_of_any_kind_and_reach(method, positions):
-    """Parameters are float32: what is turned and what turns it back must round them alike."""
-    rope = make(method, dtype=torch.float32, block_size=8)
-    x = torch.randn(1, 2, 6, 96, dtype=WIDE)
-    assert relative_error(rope.rotate(rope.rotate(x, positions), positions, inverse=True), x) < 1e-9
+def test_it_inverts_the_rotation(method):
+    for order, backend, prefix, shape in COVERING:
+        rope = make(method, channel_order=order, backend=backend, num_prefix_tokens=prefix)
+        positions = 10 * torch.randn(shape, dtype=WIDE)
+        for x in queries_and_keys(rope):
+            rotated = rope.rotate(x, positions)
+            assert relative_error(rope.rotate(rotated, positions, inverse=True), x) < 1e-12
+            back = rope.rotate(x, positions, inverse=True)
+            assert relative_error(rope.rotate(back, positions), x) < 1e-12
+            assert relative_error(rope.rotate(rotated, positions + 1, inverse=True), x) > 0.1
 
 
-def test_outputs_do_not_notice_an_offset_unless_matrices_fail_to_commute(method):
+def test_positions_of_any_kind_and_reach(method):
+    """Parameters are float32: a rotation and its inverse must round them alike."""
+    for positions in (
+        1e3 * torch.linspace(-1, 1, 12, dtype=WIDE).view(6, 2),
+        torch.arange(12, dtype=torch.uint8).view(6, 2),
+        torch.arange(-6, 6).view(6, 2),
+    ):
+        rope = make(method, dtype=torch.float32, block_size=8)
+        x = torch.randn(1, 2, 6, 96, dtype=WIDE)
+        rotated = rope.rotate(x, positions)
+        assert relative_error(rope.rotate(rotated, positions, inverse=True), x) < 1e-9
+
+
+def test_outputs_are_invariant_to_an_offset_if_matrices_commute(method):
     rope = make(method)
     inputs, positions = vectors(rope), torch.randn(6, 2, dtype=WIDE)
     before = attended(rope, *inputs, positions)
@@ -111,45 +121,63 @@ def test_outputs_do_not_notice_an_offset_unless_matrices_fail_to_commute(method)
     assert change > 1e-2 if method == "liere" else change < 1e-11
 
 
-def test_turned_and_not_turned_back_they_would_notice():
+def test_without_the_inverse_outputs_change():
     rope = make("comrope-torus")
     q, k, v = vectors(rope, groups=1)
     positions = torch.randn(6, 2, dtype=WIDE)
 
-    def half_way(positions):
+    def without(positions):
         a, b = rope(q, k, positions)
         return (a @ b.mT).softmax(-1) @ rope.rotate(v, positions)
 
-    assert relative_error(half_way(positions + 3.7), half_way(positions)) > 0.1
+    assert relative_error(without(positions + 3.7), without(positions)) > 0.1
 
 
-def test_low_precision_comes_out_as_it_went_in(method):
+def test_low_precision_is_rounded_once(method):
     rope = make(method, dtype=torch.float32, block_size=8)
     x = torch.randn(2, 2, 6, 96).bfloat16()
     positions = 50 * torch.rand(6, 2)
-    got = rope.rotate(x, positions, inverse=True)
     wide = rope.rotate(x.float(), positions, inverse=True)
-    assert torch.equal(got, wide.bfloat16())  # rounded once
+    assert torch.equal(rope.rotate(x, positions, inverse=True), wide.bfloat16())
 
 
-@pytest.mark.parametrize("order", ["interleaved", "half"])
-@pytest.mark.parametrize("block_size", [2, 8])
-def test_the_kernels_agree(method, block_size, order):
+KERNELS = [
+    ("rope", 2, "interleaved"),
+    ("rope-mixed", 8, "half"),
+    ("comrope-ap", 2, "half"),
+    ("comrope-ld", 8, "interleaved"),
+    ("comrope-torus", 8, "half"),
+]
+MORE_KERNELS = [
+    (name, b, order)
+    for name in comrope.METHODS
+    for b in (2, 8)
+    for order in ("interleaved", "half")
+    if (name, b, order) not in KERNELS and (name, order) != ("liere", "half")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "order"),
+    [*KERNELS, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_KERNELS)],
+)
+def test_the_kernels_agree(name, block_size, order):
     """Interpreted, in float32: values, and all gradients."""
-    rope = make(
-        method, block_size=block_size, head_dim=16, dtype=torch.float32, channel_order=order
-    )
+    rope = make(name, block_size=block_size, head_dim=16, dtype=torch.float32, channel_order=order)
     inputs = [x.detach().float().requires_grad_() for x in vectors(rope)]
     positions = torch.randn(6, 2, requires_grad=True)
     rope.backend = "triton"
-    if (method, order) == ("liere", "half"):
-        with pytest.raises(ValueError, match="kernels support channel_order 'half'"):
-            rope.rotate(inputs[0], positions, inverse=True)
-        return
     got = with_gradients(rope, inputs, positions)
-    rope.backend = "reference" if method == "liere" else "spectral"
-    for name, value in with_gradients(rope, inputs, positions).items():
-        assert relative_error(got[name], value) < 1e-4, name
+    rope.backend = "reference" if name == "liere" else "spectral"
+    for label, value in with_gradients(rope, inputs, positions).items():
+        assert relative_error(got[label], value) < 1e-4, label
+
+
+def test_general_matrices_have_no_kernel_for_the_half_order():
+    rope = make("liere", dtype=torch.float32, channel_order="half")
+    rope.backend = "triton"
+    with raises_for("backend"):
+        rope.rotate(torch.randn(1, 2, 6, 48), torch.randn(6, 2), inverse=True)
 
 
 def test_bad_input_is_named():
@@ -170,42 +198,48 @@ def test_bad_input_is_named():
         rope._inverse_with_projection(x, positions, torch.nn.Linear(96, 5))
 
 
-@pytest.mark.parametrize("order", ["interleaved", "half"])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("block_size", [2, 3, 8])
-def test_a_projection_may_take_the_basis(method, block_size, backend, order):
-    """In place of every token: its values, and all gradients."""
-    rope = make(
-        method, block_size=block_size, head_dim=48, backend=backend, channel_order=order,
-        num_prefix_tokens=1,
-    )  # fmt: skip
-    x, weight = torch.randn(2, 4, 6, 48, dtype=WIDE), torch.randn(7, 4 * 48, dtype=WIDE)
-    positions = torch.randn(6, 2, dtype=WIDE)
-    inputs = [each.requires_grad_() for each in (x, weight, positions)]
-
-    def with_gradients(turned, weight):
-        out = turned.transpose(1, 2).flatten(2) @ weight.mT
+def test_a_projection_may_take_the_basis(method):
+    """Instead of every token: the same values and gradients."""
+    for block_size, backend, order in (
+        (2, "auto", "interleaved"),
+        (2, "reference", "half"),
+        (3, "auto", "half"),
+        (3, "reference", "interleaved"),
+        (8, "auto", "half"),
+        (8, "auto", "interleaved"),
+    ):
+        rope = make(
+            method, block_size=block_size, head_dim=48, backend=backend, channel_order=order,
+            num_prefix_tokens=1,
+        )  # fmt: skip
+        x, weight = torch.randn(2, 4, 6, 48, dtype=WIDE), torch.randn(7, 4 * 48, dtype=WIDE)
+        positions = torch.randn(6, 2, dtype=WIDE)
+        inputs = [each.requires_grad_() for each in (x, weight, positions)]
         wanted = [*inputs, *rope.parameters()]
-        return out, *torch.autograd.grad(out.tanh().square().sum(), wanted)
 
-    expected = with_gradients(rope.rotate(x, positions, inverse=True), weight)
-    turned, instead = rope._inverse_with_projection(x, positions, weight)
-    for a, b in zip(with_gradients(turned, instead), expected, strict=True):
-        assert relative_error(a, b) < 1e-11
-    has_basis = method in ("comrope-ap", "comrope-ld", "comrope-torus") and block_size > 2
-    assert (instead is not weight) == (has_basis and backend == "auto")
+        def projected(x, weight, wanted=wanted):
+            out = x.transpose(1, 2).flatten(2) @ weight.mT
+            return out, *torch.autograd.grad(out.tanh().square().sum(), wanted)
+
+        expected = projected(rope.rotate(x, positions, inverse=True), weight)
+        rotated, instead = rope._inverse_with_projection(x, positions, weight)
+        for a, b in zip(projected(rotated, instead), expected, strict=True):
+            assert relative_error(a, b) < 1e-11
+        has_basis = method in ("comrope-ap", "comrope-ld", "comrope-torus") and block_size > 2
+        assert (instead is not weight) == (has_basis and backend == "auto")
 
 
 def test_a_projection_in_low_precision_is_rounded_once():
     rope = make("comrope-torus", dtype=torch.float32, block_size=8)
     x, weight = torch.randn(2, 2, 6, 96).bfloat16(), torch.randn(5, 192).bfloat16()
     positions = torch.rand(6, 2)
-    turned, instead = rope._inverse_with_projection(x, positions, weight)
+    rotated, instead = rope._inverse_with_projection(x, positions, weight)
     wide = rope._inverse_with_projection(x.float(), positions, weight.float())
-    assert torch.equal(turned, wide[0].bfloat16())
+    assert torch.equal(rotated, wide[0].bfloat16())
     assert torch.equal(instead, wide[1].bfloat16())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["comrope-ld", "comrope-torus", "rope-mixed"])
 def test_compiled_whole_it_is_the_same_with_its_gradients(name):
     rope = make(name, head_dim=16, dtype=torch.float32)
