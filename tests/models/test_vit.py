@@ -10,6 +10,8 @@ import comrope
 from comrope.analysis import rotary_modules
 from comrope.models import POSITIONS, ViT, create_model
 
+SLOW = ("rope", "comrope-ap", "comrope-ld")
+
 
 def nano(position="comrope-ld", **options):
     options = {"in_chans": 1, "num_classes": 10, **options}
@@ -38,7 +40,7 @@ def test_every_parameter_gets_a_gradient(position):
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_only_the_chosen_encoding_is_there():
+def test_only_the_chosen_encoding_exists():
     assert nano("ape").ape is not None
     assert not rotary_modules(nano("ape"))
     for method in comrope.METHODS:
@@ -46,8 +48,8 @@ def test_only_the_chosen_encoding_is_there():
         assert len(rotary_modules(nano(method))) == 3
 
 
-def test_absolute_positions_beside_a_rotation():
-    """At zero angles they are all there is; the names of everything stay as they are."""
+def test_absolute_positions_and_rotations():
+    """At zero angles only they have an effect; the names of weights stay the same."""
     plain, both = nano("ape").eval(), nano("comrope-ld", init="zeros", ape=True).eval()
     angles = {n for n in both.state_dict() if ".rope." in n}
     assert set(both.state_dict()) - angles == set(plain.state_dict())
@@ -200,8 +202,11 @@ def test_the_residual_stream_is_in_the_precision_of_the_weights():
     assert seen == [torch.float32] * 3
 
 
-@pytest.mark.parametrize("position", ["rope", "rope-mixed", "comrope-ap", "comrope-ld"])
-def test_the_kernels_serve_the_model_compiled_too(position):
+@pytest.mark.parametrize(
+    "position",
+    ["rope-mixed", *(pytest.param(p, marks=pytest.mark.slow) for p in SLOW)],
+)
+def test_kernels_in_a_compiled_model(position):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     plain = nano(position, depth=2).to(device)
@@ -227,8 +232,8 @@ def test_the_kernels_serve_the_model_compiled_too(position):
     torch.compiler.reset()
 
 
-def test_a_frozen_block_wants_no_gradient():
-    """Angles that train must not be stacked with angles that do not."""
+def test_a_frozen_block_has_no_gradient():
+    """Learned angles must not be stacked with frozen ones."""
     model = nano("comrope-ld", depth=2)
     model.requires_grad_(False)
     model.blocks[1].requires_grad_(True)
@@ -241,8 +246,8 @@ def test_a_frozen_block_wants_no_gradient():
 
 @pytest.mark.parametrize("before", ["empty", "stale"])
 @pytest.mark.parametrize("where", ["block", "rope"])
-def test_parameters_that_hooks_fetch_are_not_asked_for_before(where, before):
-    """As sharding and offloading do: empty, or not the ones, until the module is called."""
+def test_parameters_that_hooks_fetch_are_not_used_before(where, before):
+    """As sharding and offloading do: empty, or old values, until the module is called."""
     model, plain = nano("comrope-ld", depth=2), nano("comrope-ld", depth=2)
     model.load_state_dict(plain.state_dict())
     for block in model.blocks:
@@ -258,7 +263,7 @@ def test_parameters_that_hooks_fetch_are_not_asked_for_before(where, before):
     torch.testing.assert_close(model(x), plain(x))
 
 
-def test_who_keeps_the_projection_keeps_it_as_it_was():
+def test_hooks_get_the_projection_unchanged():
     model = nano("comrope-ld", depth=1, backend="triton").eval()
     kept = []
     model.blocks[0].attn.qkv.register_forward_hook(lambda *call: kept.append((call[1], call[2])))
@@ -271,18 +276,3 @@ def test_who_keeps_the_projection_keeps_it_as_it_was():
 def _weights(model):
     qkv = model.blocks[0].attn.qkv
     return qkv.weight, qkv.bias
-
-
-def test_positions_that_count_patches():
-    """Neighbours of a larger canvas as far apart as in training, about the same centre."""
-    model = ViT(img_size=(8, 12), patch_size=2, embed_dim=32, depth=1, num_heads=2)
-    usual, large = model.token_positions(), model.token_positions((8, 9), 1.0)
-    torch.testing.assert_close(usual, model.token_positions((4, 6), 1.0))
-    steps = [(place[1:].unflatten(0, grid)[1, 1] - place[1:].unflatten(0, grid)[0, 0])
-             for place, grid in ((usual, (4, 6)), (large, (8, 9)))]  # fmt: skip
-    torch.testing.assert_close(*steps)
-    torch.testing.assert_close(large[1:].mean(0), torch.full((2,), 0.5))
-    assert torch.equal(large[0], usual[0])  # the class token
-    half = model.token_positions((8, 9), 0.5)[1:] - 0.5
-    relative = model.token_positions((8, 9))[1:] - 0.5
-    torch.testing.assert_close(half**2, relative * (large[1:] - 0.5))  # by powers

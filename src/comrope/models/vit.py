@@ -206,27 +206,17 @@ class ViT(Pretrained):
         kept = {k: v for k, v in self._given.items() if k not in of_old_init}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
-    def token_positions(
-        self, grid: Sequence[int] | None = None, patch_units: float = 0.0
-    ) -> Tensor:
+    def token_positions(self, grid: Sequence[int] | None = None) -> Tensor:
         """Return the coordinates of the tokens of a grid of patches, class token first.
 
         Args:
             grid: Patches along each axis, by default those of training.
-            patch_units: 0: relative to the canvas, which is [0, 1] for any grid. 1: neighbours have
-                the same distance as in training, so larger canvases reach farther from their
-                centre. Values between interpolate by powers. Absolute positions move along, and are
-                constant beyond the canvas of training.
 
         Returns:
-            (T [+ 1], N).
+            (T [+ 1], N), relative to the canvas, which is [0, 1] for any grid.
         """
         grid = tuple(grid or self.train_grid)
         centers = coordinates.grid(grid, device=self.patches.proj.weight.device)
-        if patch_units:
-            sizes = zip(grid, self.train_grid, strict=True)
-            reach = constants_like([(now / then) ** patch_units for now, then in sizes], centers)
-            centers = 0.5 + reach * (centers - 0.5)
         return coordinates.with_class_token(centers, count=self.num_prefix_tokens)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from backbones import in_windows, small, tokenless
-from helpers import COMMUTING
+from helpers import COMMUTING, relative_error
 from torch import nn
 
 import comrope
@@ -176,6 +176,21 @@ def test_hooks_of_rotations_run_in_windows_too():
         rope.register_forward_hook(lambda *call: seen.append(call))
     torch.testing.assert_close(backbone(x), expected)
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("position", ["rope", "comrope-ld", "comrope-torus", "liere"])
+def test_values_in_windows_are_rotated_at_their_positions_in_the_image(position):
+    backbone = in_windows(tokenless(position, rotate_values=True), window=2).double()
+    x = torch.randn(1, 3, 48, 40, dtype=torch.float64)
+    positions = comrope.grid((6, 5), dtype=torch.float64)
+    before = backbone(x, positions)
+    change = relative_error(backbone(x, positions + 1.5), before)
+    assert change > 1e-4 if position == "liere" else change < 1e-10
+    whole = in_windows(tokenless(position, rotate_values=True), window=9).double()
+    whole.load_state_dict(backbone.state_dict())
+    plain = whole.vit.forward_features(x, positions).mT.unflatten(2, (6, 5))
+    assert relative_error(whole(x, positions), plain) < 1e-10
+    assert relative_error(before, plain) > 1e-3
 
 
 def test_errors_of_the_backbone_name_the_argument():

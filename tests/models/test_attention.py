@@ -1,4 +1,4 @@
-"""Attention whose weights take the basis of its rotation, where no kernel does."""
+"""Attention, and the basis of its rotation folded into its weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from comrope.models import attention
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """A list that grows with every parameter of queries, keys and values that takes a basis."""
+def folded(monkeypatch):
+    """A list that grows with every parameter of queries, keys and values that is folded."""
     calls, ours = [], ops.fold_into_outputs
 
     def counted(*args, **options):
@@ -31,31 +31,31 @@ def image(size: int = 12) -> torch.Tensor:
 @pytest.mark.parametrize("order", ["interleaved", "half"])
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("class_position", ["center", "unrotated"])
-def test_it_is_what_every_token_would_have(values, order, class_position, taken):
-    """Values and all gradients, in float64, against layers whose projections have to be called."""
+def test_folding_changes_nothing(values, order, class_position, folded):
+    """Outputs and gradients in float64, against layers with hooked projections, which are not."""
     options = {"rotate_values": values, "channel_order": order, "class_position": class_position}
     model = nano(position="comrope-torus", **options).double()
     x, wanted = image(), [*model.parameters()]
     fast = model(x)
     got = torch.autograd.grad(fast.square().sum(), wanted)
-    assert len(taken) == 2 * len(model.blocks)  # weight and bias
+    assert len(folded) == 2 * len(model.blocks)  # weight and bias
     for block in model.blocks:
         block.attn.qkv.register_forward_hook(lambda *_: None)
     slow = model(x)
-    assert len(taken) == 2 * len(model.blocks)
+    assert len(folded) == 2 * len(model.blocks)
     assert relative_error(fast, slow) < 1e-12
     for a, b in zip(got, torch.autograd.grad(slow.square().sum(), wanted), strict=True):
         assert relative_error(a, b) < 1e-10
 
 
-def test_only_where_it_is_less_work(taken):
+def test_only_where_it_is_less_work(folded):
     model = nano(position="comrope-torus").double()
     width = model.blocks[0].attn.qkv.in_features
     model(image(6)[:1])  # ten tokens
     assert width > 10
-    assert not taken
+    assert not folded
     model(image())
-    assert taken
+    assert folded
 
 
 @pytest.mark.parametrize("options", [
@@ -65,36 +65,36 @@ def test_only_where_it_is_less_work(taken):
     {"position": "rope-mixed"},
     {"position": "none"},
 ])  # fmt: skip
-def test_not_where_there_is_none_to_take(options, taken):
+def test_not_without_a_basis(options, folded):
     nano(**options).double()(image())
-    assert not taken
+    assert not folded
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-def test_not_where_another_backend_is_asked_for(backend, taken):
+def test_not_with_another_backend(backend, folded):
     model = nano(position="comrope-torus", backend=backend)
     expected = nano(position="comrope-torus")
     expected.load_state_dict(model.state_dict())
     x = image().float()
     got = model(x)
-    assert not taken
+    assert not folded
     assert relative_error(got, expected(x)) < 1e-4
-    assert taken
+    assert folded
 
 
-def test_a_projection_without_a_bias_is_called(taken):
+def test_a_projection_without_a_bias_is_called(folded):
     model, x = nano(position="comrope-torus").double(), image()
     for block in model.blocks:
         block.attn.qkv.bias.data.zero_()
     expected = model(x)
-    taken.clear()
+    folded.clear()
     for block in model.blocks:
         block.attn.qkv.bias = None
     assert relative_error(model(x), expected) < 1e-12
-    assert not taken
+    assert not folded
 
 
-def test_hooks_on_the_rotation_are_called(taken):
+def test_hooks_on_the_rotation_are_called(folded):
     model, seen = nano(position="comrope-torus").double(), []
     expected = model(x := image())
     for block in model.blocks:
@@ -103,7 +103,7 @@ def test_hooks_on_the_rotation_are_called(taken):
     assert len(seen) == len(model.blocks)
 
 
-@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("values", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_low_precision_autocast_compile_and_checkpointing(values):
     model = nano(position="comrope-torus", rotate_values=values)
     x = image().float()

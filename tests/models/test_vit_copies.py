@@ -1,6 +1,6 @@
-"""A GPU works while the CPU goes ahead: nothing in a forward pass may be sent to it from there.
+"""A forward pass of the ViT copies nothing between CPU and GPU: they would wait for each other.
 
-Seen without a GPU, with tensors that have a device and no memory; tests/test_gpu.py sees it there.
+Tested without a GPU, on tensors that have a device and no memory; tests/test_gpu.py tests it there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from comrope.models import POSITIONS, create_model
 
 
 class Crossings(TorchDispatchMode):
-    """Notes what goes from one device to another. (What a CPU must ask a GPU for, such as how much
-    a mask lets through, is an error with such tensors anyway.)"""
+    """Records copies between devices. (Sizes that depend on values, such as those of masks, are an
+    error with such tensors anyway.)"""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ def crossings(forward):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_nothing_is_sent_to_the_gpu_in_a_forward_pass(position):
+def test_nothing_is_copied_in_a_forward_pass(position):
     rotates = position not in ("none", "ape")
     backend = {"backend": "reference" if position == "liere" else "spectral"} if rotates else {}
     with FakeTensorMode():
@@ -53,7 +53,7 @@ def test_nothing_is_sent_to_the_gpu_in_a_forward_pass(position):
         assert crossings(forward) == []
 
 
-def test_what_is_sent_is_seen():
+def test_copies_are_found():
     with FakeTensorMode():
         there = torch.empty(3, device="cuda")
         assert crossings(lambda: there + torch.tensor([1.0, 2.0, 3.0], device="cuda"))
@@ -61,7 +61,7 @@ def test_what_is_sent_is_seen():
             crossings(lambda: there[there > 0])
 
 
-def test_frequencies_that_were_given_are_not_sent_each_time():
+def test_given_frequencies_are_not_copied_each_time():
     with FakeTensorMode():
         rope = comrope.RotaryEmbedding(
             "rope", num_heads=2, head_dim=8, num_axes=1, frequencies=[1.0, 0.3, 0.2, 0.1],

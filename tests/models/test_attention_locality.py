@@ -1,4 +1,4 @@
-"""Heads that look near at the start."""
+"""Locality bias: attention that starts with heads that prefer near tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scores(layer: Attention, positions: torch.Tensor) -> torch.Tensor:
     return found[0]
 
 
-def test_the_score_is_highest_at_ones_own_place(method):
+def test_the_score_is_highest_at_distance_zero(method):
     model, positions = started(position=method, locality_bias=4.0), comrope.grid((5, 6))
     for block in model.blocks:
         found = scores(block.attn, positions)
@@ -52,9 +52,9 @@ def test_it_is_the_mean_of_the_cosines_of_all_planes(init):
     assert relative_error(scores(layer, positions), wanted) < 1e-6
 
 
-def test_nothing_else_starts_otherwise(method):
-    plain, near = started(position=method), started(position=method, locality_bias=4.0)
-    own, names = near.state_dict(), plain.state_dict().keys()
+def test_only_biases_of_queries_and_keys_start_otherwise(method):
+    plain, biased = started(position=method), started(position=method, locality_bias=4.0)
+    own, names = biased.state_dict(), plain.state_dict().keys()
     changed = {name for name in names if not torch.equal(own[name], plain.state_dict()[name])}
     assert changed == {f"blocks.{layer}.attn.qkv.bias" for layer in range(2)}
     half = own["blocks.0.attn.qkv.bias"].chunk(3)
@@ -63,7 +63,7 @@ def test_nothing_else_starts_otherwise(method):
     assert not half[2].any()
 
 
-def test_starting_again_is_starting_near_again():
+def test_resetting_parameters_sets_it_again():
     model = started(position="comrope-ld", locality_bias=4.0)
     before = model.blocks[0].attn.qkv.bias.clone()
     model.reset_parameters()
@@ -71,7 +71,7 @@ def test_starting_again_is_starting_near_again():
     assert before.any()
 
 
-def test_it_is_kept_with_the_model_and_folds_away(tmp_path):
+def test_it_is_saved_and_folded(tmp_path):
     model, x = started(position="comrope-ld", locality_bias=4.0), torch.randn(2, 1, 10, 14)
     wanted = model(x)
     model.save_pretrained(tmp_path)

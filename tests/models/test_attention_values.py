@@ -1,10 +1,9 @@
-"""ViTs that rotate their values as well."""
+"""Attention with rotated values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from backbones import in_windows, tokenless
 from helpers import relative_error
 from small import nano
 
@@ -70,7 +69,7 @@ def test_constant_angles_change_nothing(method, order):
 
 
 @pytest.mark.parametrize("order", ["interleaved", "half"])
-def test_folding_takes_values_along(commuting, order, tmp_path):
+def test_folding_with_rotated_values(commuting, order, tmp_path):
     model, x = nano(position=commuting, rotate_values=True, channel_order=order), image()
     with torch.no_grad():
         before = model(x)
@@ -80,21 +79,6 @@ def test_folding_takes_values_along(commuting, order, tmp_path):
         again = ViT.from_pretrained(tmp_path)
         assert again.arguments()["rotate_values"] is True
         assert torch.equal(again(x), model(x))
-
-
-@pytest.mark.parametrize("position", ["rope", "comrope-ld", "comrope-torus", "liere"])
-def test_windows_of_a_detector_turn_values_where_they_are_in_the_image(position):
-    backbone = in_windows(tokenless(position, rotate_values=True), window=2).double()
-    x = torch.randn(1, 3, 48, 40, dtype=torch.float64)
-    positions = comrope.grid((6, 5), dtype=torch.float64)
-    before = backbone(x, positions)
-    change = relative_error(backbone(x, positions + 1.5), before)
-    assert change > 1e-4 if position == "liere" else change < 1e-10
-    whole = in_windows(tokenless(position, rotate_values=True), window=9).double()
-    whole.load_state_dict(backbone.state_dict())
-    plain = whole.vit.forward_features(x, positions).mT.unflatten(2, (6, 5))
-    assert relative_error(whole(x, positions), plain) < 1e-10
-    assert relative_error(before, plain) > 1e-3
 
 
 def test_checkpointing_changes_nothing():
@@ -109,7 +93,7 @@ def test_checkpointing_changes_nothing():
 
 @pytest.fixture
 def shortcuts(monkeypatch):
-    """A list that grows with every layer whose projection is offered the basis."""
+    """A list that grows with every layer that rotates back through its projection."""
     calls, ours = [], comrope.RotaryEmbedding._inverse_with_projection
 
     def counted(*args, **options):
@@ -121,9 +105,9 @@ def shortcuts(monkeypatch):
 
 
 @pytest.mark.parametrize("order", ["interleaved", "half"])
-def test_a_projection_that_takes_the_basis_changes_nothing(method, order, shortcuts):
-    """A hook on it is called, so then every token has the product: in float64, values and all
-    gradients."""
+def test_folding_into_the_projection_changes_nothing(method, order, shortcuts):
+    """Outputs and gradients in float64, against layers with hooked projections, which are not
+    folded."""
     model = nano(position=method, rotate_values=True, channel_order=order).double()
     x, wanted = image().double(), [*model.parameters()]
     got = torch.autograd.grad((out := model(x)).square().sum(), wanted)
@@ -155,7 +139,7 @@ def patch(proj):
     lambda proj: torch.nn.utils.parametrizations.weight_norm(proj).parametrizations.weight
     .original0.data.mul_(2),
 ])  # fmt: skip
-def test_what_is_done_to_the_projection_is_not_passed_by(adapt):
+def test_changes_of_the_projection_take_effect(adapt):
     model, x = nano(position="comrope-torus", rotate_values=True), image()
     for block in model.blocks:
         block.attn.proj.bias.data.zero_()
@@ -170,7 +154,7 @@ def test_what_is_done_to_the_projection_is_not_passed_by(adapt):
 
 
 def doubled_state(model):
-    """Of a plain model that does as one whose projections were made to do twice as much."""
+    """Return weights of a plain model that does what one with doubled projections does."""
     state = {n: v for n, v in model.state_dict().items() if "parametrizations" not in n}
     return state | {
         f"blocks.{n}.attn.proj.weight": block.attn.proj.weight.detach()
@@ -179,12 +163,12 @@ def doubled_state(model):
     }
 
 
-def test_backward_hooks_of_the_projection_are_heard():
-    model, heard = nano(position="comrope-torus", rotate_values=True), []
+def test_backward_hooks_of_the_projection_run():
+    model, called = nano(position="comrope-torus", rotate_values=True), []
     for block in model.blocks:
-        block.attn.proj.register_full_backward_hook(lambda *_: heard.append(1))
+        block.attn.proj.register_full_backward_hook(lambda *_: called.append(1))
     model(image()).sum().backward()
-    assert len(heard) == len(model.blocks)
+    assert len(called) == len(model.blocks)
 
 
 def test_adapters_of_peft_learn_and_merge(shortcuts):
@@ -205,6 +189,7 @@ def test_adapters_of_peft_learn_and_merge(shortcuts):
     assert len(shortcuts) == len(model.blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["comrope-torus", "comrope-ld"])
 def test_autocast_compile_and_other_parameters(position):
     model, x = nano(position=position, rotate_values=True), image()
@@ -226,7 +211,7 @@ def test_what_has_no_rotation_is_refused():
         Attention(16, 2, rotate_values=True)
 
 
-def test_angles_are_worked_out_once_a_layer(monkeypatch):
+def test_angles_are_computed_once_per_layer(monkeypatch):
     rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
     layer, x = Attention(32, 2, rope=rope, rotate_values=True), torch.randn(1, 6, 32)
     calls, angles = [], rope.angles
@@ -234,7 +219,7 @@ def test_angles_are_worked_out_once_a_layer(monkeypatch):
     expected = layer(x, torch.rand(6, 2, generator=torch.Generator().manual_seed(0)))
     assert len(calls) == 1
     seen = []
-    rope.register_forward_hook(lambda *_: seen.append(1))  # who looks at it changes nothing
+    rope.register_forward_hook(lambda *_: seen.append(1))  # a hook changes nothing
     got = layer(x, torch.rand(6, 2, generator=torch.Generator().manual_seed(0)))
     assert seen == [1]
     assert relative_error(got, expected) < 1e-5

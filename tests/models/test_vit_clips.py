@@ -35,15 +35,15 @@ def test_without_time_the_frames_may_be_shuffled(position):
 
 
 def test_the_scale_of_an_axis_is_that_of_its_coordinates():
-    x, places = torch.randn(1, 1, 6, 8, 8), comrope.grid((6, 2, 2))
+    x, positions = torch.randn(1, 1, 6, 8, 8), comrope.grid((6, 2, 2))
     torch.manual_seed(0)
     plain = nano("comrope-torus")
     torch.manual_seed(0)
     scaled = nano("comrope-torus", axis_scale=(3, 1, 0.5))
     # The class token is at the centre of the canvas, which is scaled with it.
-    everything = comrope.with_class_token(places) * torch.tensor([3, 1, 0.5])
+    everything = comrope.with_class_token(positions) * torch.tensor([3, 1, 0.5])
     torch.testing.assert_close(scaled(x), plain(x, everything))
-    torch.testing.assert_close(scaled(x, places), plain(x, everything))
+    torch.testing.assert_close(scaled(x, positions), plain(x, everything))
     assert plain.axis_scale is None
     assert nano("none", axis_scale=0).axis_scale == (0, 0, 0)
 
