@@ -116,7 +116,7 @@ def test_a_diverged_matrix_gives_nan_and_not_a_crash():
         assert q[0, 1].isfinite().all()
 
 
-def test_liere_says_why_it_has_no_spectrum():
+def test_liere_has_no_spectrum_on_two_axes():
     with raises_for("spectrum"):
         build("liere").spectrum()
     build("liere", num_axes=1).spectrum()

@@ -17,6 +17,11 @@ HEAVY = (
     "accelerate", "rich", "typer", "tensorboard", "safetensors",
 )  # fmt: skip
 
+PUBLIC = {
+    "METHODS", "RotaryEmbedding", "analysis", "create_model", "fold", "grid", "inits",
+    "normalize", "parameter_groups", "perturb", "shift", "swap", "unswap", "with_class_token",
+}  # fmt: skip
+
 
 def run(code: str) -> str:
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -60,6 +65,7 @@ def test_a_timm_that_was_imported_before_finds_our_models():
 
 def test_public_names_can_be_listed_and_used():
     pytest.importorskip("timm")
+    assert set(comrope.__all__) >= PUBLIC
     for name in comrope.__all__:
         assert getattr(comrope, name) is getattr(comrope, name)
         assert name in dir(comrope)

@@ -273,3 +273,30 @@ def test_vanilla_rope_has_nothing_to_widen():
 def test_labels():
     assert label("comrope-ld") == "ComRoPE-LD"
     assert len({label(name) for name in comrope.METHODS}) == len(comrope.METHODS)
+
+
+@pytest.mark.parametrize(
+    ("method", "init", "options"),
+    [
+        ("rope", "normal", {"base": 100.0, "position_scale": 14.0}),
+        ("rope", "rope", {"frequencies": [1.0, 0.5] * 6}),
+        ("comrope-ld", "normal", {"spread": 2.0}),
+        ("comrope-torus", "rope-random-axes", {"base": 10.0}),
+    ],
+)
+def test_a_pickle_of_version_0_1_is_read(method, init, options):
+    """It had the name and the numbers of an initialization as attributes."""
+    rope = make(method, init=init, **options)
+    state = rope.method.__getstate__()
+    state |= {"spread": 1.0, "base": 10000.0, "position_scale": (1.0, 1.0), **options}
+    state |= {"is_vanilla": init != "normal" or method == "rope"}
+    state["given_frequencies"] = options.get("frequencies")
+    state["init"] = {"rope-random-axes": "turned"}.get(init, init)
+    read = type(rope.method).__new__(type(rope.method))
+    read.__setstate__(state)
+    assert torch.equal(read.angles().matrices(), rope.angle_matrices())
+    torch.manual_seed(1)
+    read.reset_parameters()
+    torch.manual_seed(1)
+    rope.reset_parameters()
+    assert torch.equal(read.angles().matrices(), rope.angle_matrices())

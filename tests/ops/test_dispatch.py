@@ -42,7 +42,7 @@ def test_a_requested_backend_is_used_or_refused(name):
         rope.select_backend(*tensors(rope))
 
 
-def test_a_kernel_that_cannot_run_says_why():
+def test_the_reason_why_a_kernel_cannot_run():
     pytest.importorskip("triton")
     rope = make("comrope-ld", dtype=torch.float32)
     q, k, positions = tensors(rope)

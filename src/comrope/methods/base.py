@@ -122,6 +122,17 @@ class Method(nn.Module):
             f"block_size={self.block_size}, init={self.init}{order}"
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read what version 0.1 pickled: a name in the place of the initialization."""
+        super().__setstate__(state)
+        if isinstance(self.init, str):
+            keywords = {"spread": self.spread}
+            if self.is_vanilla:
+                keywords |= {"base": self.base, "position_scale": self.position_scale}
+                keywords["frequencies"] = self.given_frequencies
+            name = inits.RENAMED.get(self.init, self.init)
+            self.init = self.parse_init(name, **keywords)
+
     def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
         for option in options:
             if option not in self.options:
