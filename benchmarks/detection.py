@@ -30,7 +30,7 @@ from comrope.experiments.common.files import write_text
 from comrope.experiments.common.timing import allocated, make_ready, peak_above, time_in_turns
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data.boxes import BoxBatch
-from comrope.experiments.studies import Cell
+from comrope.experiments.studies.study import Row
 from comrope.experiments.tasks.base import Step
 from comrope.experiments.tasks.detection import DetectionTask
 from comrope.experiments.training.optim import create_optimizer
@@ -125,7 +125,7 @@ def measure(base: Config, methods: list[str], images: int, rounds: int) -> dict[
     work, wanted = {}, None
     for method in methods:
         before = allocated(device)
-        config = Cell(method, perturbation=0.0, finetuned=True).config(base, seed=0)
+        config = Row(method, perturbation=0.0, finetuned=True).config(base, seed=0)
         call, found = ready(config, batch, device, weights)
         wanted = found if wanted is None else wanted
         error = float((found - wanted).norm() / wanted.norm())

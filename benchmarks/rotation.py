@@ -160,22 +160,6 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The table of a results file, as docs/fast.md shows it."""
-    lines = [
-        "| method | positions | Algorithm 1 | spectral | ratio | peak memory | error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in result["rows"]:
-        times, peak = row["milliseconds"], row["peak_mib"]
-        lines.append(
-            f"| `{row['method']}` | {row['positions']} | {times['reference']:.0f} ms "
-            f"| {times['spectral']:.0f} ms | {row['ratio']:.1f}x "
-            f"| {peak['reference']:.0f} → {peak['spectral']:.0f} MiB | {row['error']:.0e} |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     for name, default in (("batch", 8), ("tokens", 197), ("heads", 12), ("head-dim", 64),
@@ -186,7 +170,9 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print the table of this file and stop")
     args = parser.parse_args()
     if args.table:
-        print(markdown(json.loads(args.table.read_text())))
+        from comrope.experiments.studies.bench_tables import algorithm_1
+
+        print(algorithm_1(json.loads(args.table.read_text())))
         return
     setting = {
         key: value for key, value in vars(args).items() if key not in ("out", "table", "at_least")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import documents
 import pytest
 import torch
 
@@ -103,7 +102,9 @@ def test_the_speed_that_is_claimed_was_measured():
 
 
 def test_the_cost_in_the_table_of_the_paper_was_measured():
-    cells = documents.table("cost", read("cost-h200-eager.json"))
+    from comrope.experiments.studies import STUDIES
+
+    cells = STUDIES["cost"].table(read("cost-h200-eager.json"))
     rows = [
         line.split(" | ") for line in cells.splitlines() if "| ComRoPE" in line and "e-0" in line
     ]
@@ -137,26 +138,7 @@ def test_conclusions_quote_intervals_of_the_tables_below_them():
         assert interval in tables, interval
 
 
-def test_the_table_is_that_of_the_results_file():
-    text = (ROOT / "docs/fast.md").read_text()
-    path, table = re.search(
-        r"<!-- rotation: (\S+) -->\n(.*?)<!-- end -->", text, re.DOTALL
-    ).groups()
-    result = json.loads((ROOT / path).read_text())
-    assert load(ROOT / "benchmarks/rotation.py").markdown(result) in table
-    machine = result["machine"]
-    for fact in (machine["cpu"], f"torch {machine['torch'].split('+')[0]}", machine["date"]):
-        assert fact in table
-
-
-@pytest.mark.parametrize("document", documents.DOCUMENTS)
-def test_tables_are_those_of_the_results_files(document):
-    text = (ROOT / document).read_text()
-    assert documents.MARKED.search(text)
-    assert documents.fill(text) == text, "python tests/documents.py writes them anew"
-
-
-@pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md")))
+@pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md")))
 def test_local_links_lead_somewhere(document):
     for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target

@@ -17,7 +17,6 @@ from comrope.experiments.data.batches import Key, Normalize, Validation, train_l
 from comrope.experiments.data.batches import TrainBatches as Batches
 from comrope.experiments.data.images import open_sources
 from comrope.experiments.inspect import _layers
-from comrope.experiments.studies import run_name
 from comrope.experiments.tasks.init_from import begin_with
 from comrope.experiments.tasks.views import View, views_of
 from comrope.experiments.training.evaluate import _places, build_model, evaluate_run, load_run
@@ -179,11 +178,6 @@ def test_the_papers_model():
     for method in (*METHODS, "ape"):
         assert load_recipe(f"ucf101_{method}_p0").model.position == method
     assert list(views_of(config))[-3:] == [f"{s} of the video" for s in (0.25, 0.5, 0.75)]
-
-
-def test_runs_from_before_keep_their_names():
-    """Fields that came with clips say nothing of images."""
-    assert run_name(load_recipe("digits")) == "comrope-ld-b8-p1-s0-5d39fbc7"
 
 
 @pytest.mark.parametrize(

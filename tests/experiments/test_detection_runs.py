@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
-from comrope.experiments import launch
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data import scenes
@@ -19,9 +17,6 @@ from comrope.experiments.export import export
 from comrope.experiments.inspect import inspect_run
 from comrope.experiments.runs.directory import read_result
 from comrope.experiments.runs.log import read_log
-from comrope.experiments.studies import PRESETS, STUDIES
-from comrope.experiments.studies.plan import make_plan
-from comrope.experiments.studies.reproduce import reproduce
 from comrope.experiments.training import trainer
 from comrope.experiments.training.evaluate import evaluate_run
 from comrope.experiments.training.train import is_finished, train
@@ -153,46 +148,3 @@ def test_two_processes_find_what_one_finds(whole, tmp_path):
     for name in (*METRICS, "images"):
         assert both[name] == (None if alone[name] is None else pytest.approx(alone[name], abs=1e-6))
     assert alone["AP"] > 0
-
-
-def test_the_study_trains_a_backbone_first_and_shows_what_is_found(
-    few, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(launch, "slots", lambda *_: [launch.Slot(None, 1)])  # in this process
-    fields = [f"{k}={v}" for k, v in SHORT.items() if k != "train.start_from"]
-    results = reproduce(
-        "detection",
-        out=tmp_path,
-        methods=("ape", "comrope-torus"),
-        overrides=[*fields, "pretrain.train.epochs=1"],
-        progress=False,
-    )
-    before, plain, torus = results["cells"]
-    assert before["top1"]
-    assert not before["finetuned"]
-    assert results["pretraining"]["model"]["name"] == "vit_nano_patch4_24"
-    for cell in (plain, torus):
-        assert set(cell["runs"][0]["by_epoch"]) == {"1"}
-        assert 0 <= cell["AP"]["48"]["mean"] <= 100
-    assert "| comrope-torus (all commuting) |" in capsys.readouterr().out
-    (folder,) = tmp_path.glob("detection-*")
-    for name in ("figure.png", "detections.png"):
-        assert (folder / name).stat().st_size > 10_000
-
-
-def test_where_the_data_of_the_backbone_is_must_be_said(tmp_path):
-    study, small = STUDIES["detection"], PRESETS["small"]
-    with pytest.raises(UserError, match=r"pretrain\.data\.root: not given"):
-        make_plan(study, small, tmp_path, data="there")
-    own = ["pretrain.data.root=elsewhere", "data.workers=1", "train.device=cpu"]
-    base, rows = make_plan(study, small, tmp_path, data="there", overrides=own)
-    before = rows[study.start][0]
-    assert (before.data.root, before.data.name, before.data.workers) == ("elsewhere", "folder", 8)
-    assert (before.model.name, before.train.device) == (base.model.name, "cpu")
-    assert {config.data.root for cell in rows if cell.finetuned for config in rows[cell]} == {
-        "there"
-    }
-    with pytest.raises(UserError, match=r"methods: expected some of this study's, ape, .*'rope'"):
-        make_plan(study, small, tmp_path, data="there", methods=("ape", "rope"), overrides=own)
-    paper = replace(PRESETS["paper"], seeds=1)
-    assert study.start not in make_plan(study, paper, tmp_path, data="there").rows

@@ -16,14 +16,12 @@ from comrope.experiments.config import load_recipe
 from comrope.experiments.data.batches import Validation
 from comrope.experiments.data.holdout import draw
 from comrope.experiments.data.images import open_sources
-from comrope.experiments.studies import run_name
 from comrope.experiments.tasks.views import usual_view
 from comrope.experiments.training.evaluate import evaluate_run
 from comrope.experiments.training.train import train
 from experiments.images import config_for, shards_of, tar_of
 from experiments.runs import tiny
 
-KEPT = sorted((Path(__file__).parents[2] / "results/runs").iterdir())
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -158,12 +156,3 @@ def test_a_share_that_is_no_image_or_all_is_refused(folder):
     for share in (0.001, 0.999):
         with pytest.raises(UserError, match=rf"data.holdout: .* of the 48 .*got {share}"):
             open_sources(config_for(folder, data__holdout=share))
-
-
-@pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
-def test_it_is_part_of_a_runs_name_and_runs_from_before_keep_theirs(run):
-    config = load_recipe(str(run / "config.yaml"))
-    assert run_name(config) == run.name
-    if not config.data.holdout and not config.data.frames and not config.detects:
-        assert run_name(config.with_overrides({"data.holdout": 0.2})) != run.name
-    assert run_name(config.with_overrides({"data.root": "elsewhere"})) == run.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,14 @@ __all__ = ["canonical_results", "differences", "observe"]
 
 REMOVED = ("ablation", "angles", "backwards", "units")
 VOLATILE = ("command",)
+TIME_AXIS = "model.axis_scale"  # no committed study has another use of it
+# Words of rows and titles, and what they were first.
+WORDS = {
+    ", extended": ", values and near",
+    ", rotated values": ", values too",
+    "1.25× epochs": "a quarter longer",
+    "Rotated values and locality-biased heads": "Values that are rotated besides queries and keys",
+}
 
 
 def observe() -> dict[str, Any]:
@@ -25,21 +35,75 @@ def observe() -> dict[str, Any]:
 
 def _observed() -> dict[str, Any]:
     from comrope.experiments.studies import PRESETS, STUDIES
-    from comrope.experiments.studies.reproduce import Asked, gathered
 
     nothing = api("UserError", *ERRORS)
-    aliases = aliases_of([config for _, config in kept_configs()])
+    aliases = aliases_of([config for _, config in kept_configs()]) | _names_of_records()
     found: dict[str, Any] = {}
     for study in STUDIES:
         for preset in PRESETS:
             if study == "cost":
                 continue
             try:
-                results = gathered(Asked(study, preset), root() / "results/runs", "")
+                results = _gathered(study, preset)
             except nothing:
                 continue
             found[f"{study} {preset}"] = _digests(canonical_results(results, aliases))
     return found
+
+
+def _gathered(study: str, preset: str) -> dict[str, Any]:
+    """Return the results of a study, before and after studies became objects."""
+    from comrope.experiments import studies
+    from comrope.experiments.studies import plan, reproduce
+
+    if not hasattr(plan, "Request"):
+        asked, runs = reproduce.Asked(study, preset), root() / "results/runs"
+        return dict(reproduce.gathered(asked, runs, ""))
+    report = importlib.import_module("comrope.experiments.studies.report")
+    request = plan.Request(studies.STUDIES[study], studies.PRESETS[preset])
+    runs = report.kept_runs(root() / "results")
+    return _first_form(reproduce.existing_results(request, runs, ""))
+
+
+@functools.cache
+def _names_of_records() -> dict[str, str]:
+    """Return the name of every kept run -> its first name."""
+    try:
+        report = importlib.import_module("comrope.experiments.studies.report")
+        runs = report.kept_runs(root() / "results")
+    except AttributeError:  # before there were stores
+        return {}
+    records = (runs.known or runs.trained).records()
+    return {record.name: record.legacy or record.folder.name for record in records}
+
+
+def _first_form(results: dict[str, Any]) -> dict[str, Any]:
+    """Return results with the keys and words that they had first."""
+    found = {key: value for key, value in results.items() if key != "rows"}
+    for key in ("title", "missing"):
+        if key in found:
+            text = found[key]
+            found[key] = [*map(_first_words, text)] if key == "missing" else _first_words(text)
+    found["cells"] = [_first_cell(row) for row in results["rows"]]
+    return found
+
+
+def _first_cell(row: dict[str, Any]) -> dict[str, Any]:
+    """The control of clips had a flag of its own, and no field and no name."""
+    control = TIME_AXIS in row["fields"]
+    names = {"label": "name", "epochs": "longer"}
+    return {
+        **{names.get(key, key): value for key, value in row.items()},
+        "name": "" if control else _first_words(row["label"]),
+        "fields": {key: value for key, value in row["fields"].items() if key != TIME_AXIS},
+        "timeless": control,
+    }
+
+
+def _first_words(text: str) -> str:
+    for new, old in WORDS.items():
+        text = text.replace(new, old)
+    return text
 
 
 def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:

@@ -85,20 +85,31 @@ def aliases_of(configs: list[Any]) -> dict[str, str]:
 def _plans() -> dict[str, Any]:
     """Study and preset -> rows in their order, each with the last eight digits of its names."""
     from comrope.experiments.studies import PRESETS, STUDIES
-    from comrope.experiments.studies.reproduce import Asked
 
     refused = api("UserError", *ERRORS)
     found: dict[str, Any] = {}
     for study in STUDIES:
         for preset in PRESETS:
             try:
-                _, rows = Asked(study, preset).plan(Path("runs"), gather=True)
+                rows = _plan(study, preset)
             except refused:
                 found[f"{study} {preset}"] = "refused"
                 continue
             if rows:
                 found[f"{study} {preset}"] = _names(rows)
     return found
+
+
+def _plan(study: str, preset: str) -> dict[Any, list[Any]]:
+    """Rows of a study with their configurations, before and after studies became objects."""
+    from comrope.experiments import studies
+    from comrope.experiments.studies import plan
+
+    if hasattr(plan, "Request"):
+        request = plan.Request(studies.STUDIES[study], studies.PRESETS[preset])
+        return dict(request.plan(Path("runs"), gather=True).rows)
+    asked = api("Asked", "experiments.studies.reproduce")
+    return dict(asked(study, preset).plan(Path("runs"), gather=True)[1])
 
 
 def _names(rows: dict[Any, list[Any]]) -> list[str]:

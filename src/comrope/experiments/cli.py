@@ -131,37 +131,42 @@ def eval_command(
 @app.command("reproduce")
 def reproduce_command(
     name: Annotated[
-        str,
-        typer.Argument(
-            help="classification, video, detection, offset, block-size, perturbation, "
-            "distribution, finetune or cost, of the paper; comparison, tuning, ablation, "
-            "values, units, angles or backwards, beyond it."
-        ),
-    ],
+        str | None,
+        typer.Argument(help="A study, or package.module:STUDY; without it, studies are listed."),
+    ] = None,
     overrides: Overrides = None,
     preset: Annotated[str, typer.Option(help="demo, tiny, small or paper.")] = "demo",
-    data: Annotated[str | None, typer.Option(help="Where the preset's data set is.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of the data.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs a row.")] = None,
-    methods: Annotated[str, typer.Option(help="Some methods only, such as ape,liere.")] = "",
+    methods: Annotated[str, typer.Option(help="Only some methods, such as ape,liere.")] = "",
     per_gpu: Annotated[
         int,
-        typer.Option(min=1, help="Runs at a time on each GPU: small ones leave most of it idle."),
+        typer.Option(min=1, help="Runs at a time on each GPU; small runs leave it mostly idle."),
     ] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="By default out/PRESET; runs are shared by the studies.")
+        Path | None, typer.Option(help="By default out/PRESET; runs are shared by studies.")
     ] = None,
     gather: Annotated[
         bool,
-        typer.Option("--gather", help="Train nothing: write down the runs that are there."),
+        typer.Option("--gather", help="Train nothing; use the runs that are finished."),
     ] = False,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="A folder with finished runs, such as results: they are not trained."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """A table and figure, of the paper or beyond: run what is missing, write down what is there."""
+    """Reproduce a table and figure, of the paper or additional: train missing runs, gather all."""
     from comrope.experiments.launch import relaunch_on_all_gpus
-    from comrope.experiments.studies import PRESETS
+    from comrope.experiments.studies import STUDIES, find_study
+    from comrope.experiments.studies.plan import find_preset
     from comrope.experiments.studies.reproduce import reproduce
 
-    if preset in PRESETS and PRESETS[preset].together and name != "cost" and not gather:
+    if name is None:
+        for study in STUDIES.values():
+            print(f"{study.name:15} {study.where or '-':12} {study.title}")
+        return
+    if find_preset(preset).together and find_study(name).trains and not gather:
         relaunch_on_all_gpus(sys.argv[1:])
     reproduce(
         name,
@@ -173,22 +178,25 @@ def reproduce_command(
         overrides=overrides or [],
         per_gpu=per_gpu,
         gather=gather,
+        known=known,
         progress=not quiet,
     )
 
 
 @app.command("report")
 def report_command(
-    document: Annotated[Path, typer.Argument(help="Markdown with marks, such as docs/results.md.")],
-    out: Annotated[Path, typer.Option(help="The folder whose runs/ it tells of.")] = Path(
-        "results"
-    ),
+    document: Annotated[
+        list[Path], typer.Argument(help="Markdown files with marks, such as docs/results.md.")
+    ],
+    known: Annotated[
+        Path, typer.Option("--known", "--out", help="The folder with the kept runs.")
+    ] = Path("results"),
 ) -> None:
-    """Write a document's tables and figures anew, from the runs that are kept."""
+    """Write the tables and figures of documents again, from kept results."""
     from comrope.experiments.studies.report import report
 
-    for said in report(document, out):
-        print(f"comrope reproduce {said}")
+    for mark in report(document, known):
+        print(f"comrope {mark}")
 
 
 @app.command("bench")

@@ -20,13 +20,15 @@ from comrope.experiments.config import Config
 from comrope.experiments.data.cache import SIDE_BY_SIDE
 from comrope.experiments.training.train import is_finished, train
 
-__all__ = ["Task", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
+__all__ = ["Job", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
 
 WATCH_SECONDS = 2.0
 MOST_ON_CPU = 8  # runs at a time, a GiB or more each
 
 
-class Task(NamedTuple):
+class Job(NamedTuple):
+    """A run to train, and its folder."""
+
     config: Config
     folder: Path
 
@@ -68,7 +70,7 @@ def relaunch_on_all_gpus(arguments: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, *launch, "-m", "comrope", *arguments])
 
 
-def run_all(tasks: list[Task], *, device: str, per_gpu: int = 1, progress: bool = True) -> None:
+def run_all(tasks: list[Job], *, device: str, per_gpu: int = 1, progress: bool = True) -> None:
     """Finish every task, after the one that it starts from, ``per_gpu`` at a time on each GPU;
     errors of single runs are told when the others are through."""
     unique = {task.folder: task for task in tasks}.values()
@@ -88,9 +90,9 @@ def run_all(tasks: list[Task], *, device: str, per_gpu: int = 1, progress: bool 
         raise UserError("\n".join(failures))
 
 
-def _in_order(tasks: list[Task]) -> list[Task]:
+def _in_order(tasks: list[Job]) -> list[Job]:
     """As they come, but every task after the one that it starts from."""
-    ordered: list[Task] = []
+    ordered: list[Job] = []
     left = [*tasks]
     while left:
         folders = {task.folder for task in left}
@@ -102,7 +104,7 @@ def _in_order(tasks: list[Task]) -> list[Task]:
     return ordered
 
 
-def _in_processes(tasks: list[Task], places: list[Slot], progress: bool) -> list[str]:
+def _in_processes(tasks: list[Job], places: list[Slot], progress: bool) -> list[str]:
     context = multiprocessing.get_context("spawn")
     board = Board(context.Queue(), context.Queue(), context.RawValue("b", 0))
     workers = [
@@ -137,7 +139,7 @@ class Board(NamedTuple):
     complete: Any  # 1 when no more will be put on the queue; without a lock that could be left held
 
 
-def _collect(tasks: list[Task], workers: list[Any], board: Board, progress: bool) -> list[str]:
+def _collect(tasks: list[Job], workers: list[Any], board: Board, progress: bool) -> list[str]:
     failures: list[str] = []
     left, waiting = set(range(len(tasks))), list(range(len(tasks)))
     with progress_bar(progress, "runs") as bar:

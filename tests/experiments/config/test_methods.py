@@ -6,7 +6,7 @@ import pytest
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config, load_recipe, method_fields, method_names
-from comrope.experiments.studies import PRESETS, STUDIES, Cell
+from comrope.experiments.studies import PRESETS, STUDIES, Row
 
 
 @pytest.mark.parametrize("finetuned", [False, True])
@@ -28,16 +28,16 @@ def test_unknown_methods_get_a_suggestion():
 
 
 def test_a_recipe_of_a_method_is_what_the_study_runs():
-    for cell in STUDIES["classification"].cells(PRESETS["paper"]):
-        row = load_recipe("imagenet", cell.method, cell.perturbation)
-        planned = cell.config(load_recipe(PRESETS["paper"].recipe), 0)
+    for each in STUDIES["classification"].rows(PRESETS["paper"]):
+        row = load_recipe("imagenet", each.method, each.perturbation)
+        planned = each.config(load_recipe(PRESETS["paper"].recipe), 0)
         # Without perturbation, how it is drawn decides nothing.
-        if not cell.perturbation:
+        if not each.perturbation:
             planned = planned.with_overrides({"train.perturbation_per": "sample"})
         assert row == planned
 
 
 def test_a_row_keeps_what_is_its_own():
     base = load_recipe("digits").with_overrides(["model.block_size=2", "train.perturbation=0"])
-    config = Cell("comrope-ap", perturbation=1.0, block_size=8).config(base, 3)
+    config = Row("comrope-ap", perturbation=1.0, block_size=8).config(base, 3)
     assert (config.model.block_size, config.train.perturbation, config.train.seed) == (8, 1, 3)

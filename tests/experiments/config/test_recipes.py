@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from comrope.experiments.common.errors import UserError
@@ -14,9 +12,8 @@ from comrope.experiments.config import (
     recipe_names,
     to_yaml,
 )
-from comrope.experiments.studies import PRESETS, STUDIES
-from comrope.experiments.studies.plan import make_plan
 from comrope.experiments.studies.reproduce import paper_figures
+from experiments.studies.made_up import plan_of
 
 
 def test_every_recipe_loads_with_every_method_and_can_be_written(tmp_path):
@@ -38,13 +35,13 @@ def test_the_papers_configuration():
 
 
 def test_the_papers_fine_tuning():
-    plan = make_plan(STUDIES["finetune"], PRESETS["paper"], Path("runs"))
+    plan = plan_of("finetune", "paper")
     config = plan.base
     assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (4, 3456, 3e-4)
     assert config.model.name == config.train.start_from == "timm:vit_base_patch16_clip_224.openai"
     printed = paper_figures()["finetune"]["top1"]
-    assert set(printed) <= {cell.method for cell in plan.rows}
-    assert all(cell.finetuned for cell in plan.rows)  # nothing is pre-trained here
+    assert set(printed) <= {row.method for row in plan.rows}
+    assert all(row.finetuned for row in plan.rows)  # nothing is pre-trained here
 
 
 @pytest.mark.parametrize(

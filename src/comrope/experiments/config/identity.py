@@ -110,9 +110,14 @@ def read_config(folder: Path) -> tuple[Config, str | None]:
     path = folder / CONFIG
     config = load_recipe(path)
     try:
-        return config, yaml.load(path.read_text(), LOADER).get("parent")
+        parent = yaml.load(path.read_text(), LOADER).get("parent")
     except (OSError, yaml.YAMLError, AttributeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
+    # Folders are moved together: what a run started from may be beside it now.
+    start = folder.parent / _last_part(config.train.start_from)
+    if parent is None and config.train.start_from and (start / CONFIG).is_file():
+        parent = run_id(*read_config(start))
+    return config, parent
 
 
 def decisive(config: Config, parent: str | None = None) -> dict[str, Any]:

@@ -1,174 +1,257 @@
-"""What studies find out about a trained model, kept beside its run: weights are not always."""
+"""Finished runs of a study: what is known of them, what is measured, and the rows they make."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-
-from comrope import analysis
 from comrope.experiments.common.console import say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
-from comrope.experiments.inspect import angle_elements, at_the_start, histogram
-from comrope.experiments.runs.directory import WEIGHTS, read_result
-from comrope.experiments.studies.paper.video import REVERSED, pair_of
-from comrope.experiments.tasks.views import usual_view, views_of
-from comrope.experiments.training.evaluate import accuracy, load_run, open_sources, validating
+from comrope.experiments.runs.directory import WEIGHTS
+from comrope.experiments.runs.records import Record
+from comrope.experiments.runs.store import FolderStore, RunStore
+from comrope.experiments.studies.study import Measurement, Results, Row, Study
+from comrope.experiments.studies.tables import spread
+from comrope.experiments.tasks import task_of
+from comrope.experiments.tasks.base import Probe
+from comrope.experiments.training.evaluate import load_run
 
-__all__ = ["OFFSETS", "SHARES", "is_at_hand", "look_beside"]
+__all__ = [
+    "Finished",
+    "NoRuns",
+    "Runs",
+    "evaluating",
+    "gather_row",
+    "gather_study",
+    "measure_run",
+    "usable",
+]
 
-OFFSETS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # the paper's rho, in image widths
-SHARES = (-0.25, 0.0, 0.25, 0.5, 1.0)  # 0: relative coordinates, 1: they count patches
-DIGITS = 4  # of a frequency that is kept
-EMBEDDED = ("digits", "moving")  # data that need no root
-
-
-class Beside(NamedTuple):
-    """A file beside a run, and how it is made of its weights; of its data too, if it ``looks``."""
-
-    file: str
-    make: Callable[[Config, Path], dict[str, Any]]
-    looks: bool = False
-    how: Callable[[Config], dict[str, Any]] = lambda _: {}  # whatever else it depends on
-
-    def about(self, config: Config) -> dict[str, Any]:
-        data = {"root": config.data.root, "crop_pct": config.augment.crop_pct}
-        return {**(data if self.looks else {}), **self.how(config)}
-
-    def known(self, config: Config, folder: Path, anywhere: bool) -> dict[str, Any] | None:
-        """What was found out before about the same; with data from ``anywhere``, or from there."""
-        file, about = folder / self.file, self.about(config)
-        if not file.is_file():
-            return None
-        kept = json.loads(file.read_text())
-        then = kept.get("about", {})
-        if anywhere and self.looks:
-            then = {**then, "root": about["root"]}
-        return kept.get("found") if then == about else None
-
-    def can_be_made(self, config: Config, folder: Path) -> bool:
-        data = config.data
-        there = data.name in EMBEDDED if data.root is None else Path(data.root).exists()
-        return (folder / WEIGHTS).is_file() and (there or not self.looks)
+FEW = 2  # missing rows of one name that are listed one by one
+EMBEDDED = ("digits", "moving")  # data that need no folder
 
 
-def is_at_hand(study: str, config: Config, folder: Path, measure: bool) -> bool:
-    """Whether a study finds what it wants of a run besides its result; or, if it may ``measure``,
-    can find it out."""
-    wanted = BESIDE.get(study)
-    if wanted is None or wanted.known(config, folder, anywhere=True) is not None:
-        return True
-    return measure and wanted.can_be_made(config, folder)
+class NoRuns(UserError):
+    """No run of a study is finished."""
 
 
-def look_beside(
-    study: str, config: Config, folder: Path, as_it_is: bool, progress: bool
+class Finished(NamedTuple):
+    """A finished run: its configuration as a study plans it, and what is kept of it."""
+
+    config: Config
+    record: Record
+
+
+class Runs:
+    """The finished runs that a study uses: those in its folder, then those of a store.
+
+    Args:
+        folder: The folder of the runs that are trained here.
+        known: A store of more runs, whose weights are not kept.
+    """
+
+    def __init__(self, folder: Path, known: RunStore | None = None) -> None:
+        self.folder, self.trained, self.known = folder, FolderStore(folder), known
+
+    def path(self, config: Config) -> Path:
+        """Return the folder of a run that is trained here."""
+        return self.trained.folder(config)
+
+    def find(self, config: Config) -> Record | None:
+        """Return a run that is finished and evaluated in every view of its configuration."""
+        task = task_of(config)
+        for store in (self.trained, self.known):
+            record = None if store is None else store.find(config)
+            if record is not None and set(task.views()) <= set(record.result[task.headline]):
+                return record
+        return None
+
+
+def gather_study(
+    study: Study,
+    rows: dict[Row, list[Config]],
+    runs: Runs,
+    *,
+    measure: bool = False,
+    progress: bool = False,
+) -> Results:
+    """Return the part of results.json that existing runs give.
+
+    Args:
+        study: the study.
+        rows: the configurations of every row.
+        runs: the runs to choose from. Their data may be missing.
+        measure: measure what is not known yet, where weights and data are there.
+        progress: print what is measured.
+
+    Returns:
+        "rows", "missing" (names of rows without a run) and "machine" (of the newest run).
+    """
+    existing = {
+        row: [found for c in configs if (found := usable(study, c, runs, measure=measure))]
+        for row, configs in rows.items()
+    }
+    own = [row for row in rows if row.finetuned] or [*rows]  # without what they start from
+    if not any(existing[row] for row in own):
+        raise NoRuns(
+            f"out: {runs.folder} holds no finished run of the study {study.name} with all that it "
+            "measures; expected at least one"
+        )
+    gathered = [
+        gather_row(study, row, found, anywhere=True, progress=progress)
+        for row, found in existing.items()
+        if found
+    ]
+    missing = _names([row for row in rows if not existing[row]], [*rows])
+    machines = [run["machine"] for row in gathered for run in row["runs"]]
+    newest = dict(max(machines, key=lambda machine: machine["date"]))
+    return {"rows": gathered, "missing": missing, "machine": newest}
+
+
+def gather_row(
+    study: Study,
+    row: Row,
+    found: Sequence[Finished],
+    *,
+    anywhere: bool = False,
+    progress: bool = False,
+) -> Results:
+    """Return one row of results.json; ``anywhere`` accepts results of data at another place."""
+    runs = [_run(study, each, anywhere, progress) for each in found]
+    config = found[0].config
+    gathered: Results = {
+        "method": row.method,
+        "label": row.label,
+        "fields": dict(row.fields),
+        "perturbation": row.perturbation,
+        "perturbation_per": config.train.perturbation_per,
+        "block_size": row.block_size,
+        "finetuned": row.finetuned,
+        "epochs": row.epochs,
+        "runs": runs,
+    }
+    averaged = study.measurement.averaged if study.measurement else ()
+    for key in (task_of(config).headline, *averaged):
+        gathered[key] = _spread([run[key] for run in runs])
+    return gathered
+
+
+def _spread(found: Sequence[Any]) -> dict[str, Any]:
+    """Return mean and standard deviation over seeds: of numbers, or of each entry of mappings."""
+    if isinstance(found[0], dict):
+        return {key: _spread([each[key] for each in found]) for key in found[0]}
+    return spread(found)
+
+
+def _run(study: Study, found: Finished, anywhere: bool, progress: bool) -> Results:
+    config, record = found
+    result = dict(record.result)
+    if not anywhere and record.folder and result["data_root"] != config.data.root:
+        say(f"{record.name}: was trained on the data at {result['data_root']}")
+    task = task_of(config)
+    result[task.headline] = {view: result[task.headline][view] for view in task.views()}
+    run = {"run": record.name, "seed": config.train.seed, **result}
+    if study.measurement:
+        run |= measure_run(study.measurement, found, anywhere=anywhere, progress=progress)
+    return run | (study.collect(record, config) if study.collect else {})
+
+
+def measure_run(
+    wanted: Measurement, run: Finished, *, anywhere: bool = False, progress: bool = False
 ) -> dict[str, Any]:
-    """What a study wants of a run besides its result: found out, unless it is known of this data,
-    or ``as_it_is`` of any."""
-    wanted = BESIDE.get(study)
-    if wanted is None:
-        return {}
-    found = wanted.known(config, folder, anywhere=as_it_is)
+    """Return what a study measures of a run: what is kept of it, or measured now and kept.
+
+    Args:
+        wanted: What is measured.
+        run: The run.
+        anywhere: Use a kept result of data at another place. It is used without weights, too.
+        progress: Print what is measured.
+    """
+    config, record = run
+    weights = _weights(record)
+    found = _known(wanted, run, anywhere or weights is None)
     if found is None:
+        if weights is None:
+            raise UserError(f"{record.name}: its weights are not kept; train it to measure it")
         if progress:
-            say(f"{study}: {folder.name}")
-        found = wanted.make(config, folder)
+            say(f"{wanted.name}: {record.name}")
+        found = wanted.run(config, weights)
         if create_accelerator(config.train.device).is_main_process:
-            kept = {"about": wanted.about(config), "found": found}
-            write_text(folder / wanted.file, json.dumps(kept) + "\n")
+            kept = {"about": wanted.key_of(config), "found": found}
+            write_text(weights / f"{wanted.name}.json", json.dumps(kept) + "\n")
     return found
+
+
+def _weights(record: Record) -> Path | None:
+    """Return the folder of a run if its weights are there."""
+    folder = record.folder
+    return folder if folder is not None and (folder / WEIGHTS).is_file() else None
+
+
+def _known(wanted: Measurement, run: Finished, anywhere: bool) -> dict[str, Any] | None:
+    """Return a kept measurement with the same key; ``anywhere`` ignores the place of the data."""
+    kept, key = run.record.measured.get(wanted.name, {}), wanted.key_of(run.config)
+    then = kept.get("about", {})
+    if anywhere and wanted.needs_data:
+        then = {**then, "root": key["root"]}
+    return kept.get("found") if then == key else None
+
+
+def usable(study: Study, config: Config, runs: Runs, *, measure: bool) -> Finished | None:
+    """Return a run if it is finished and what the study measures is known, or can be measured."""
+    record, wanted = runs.find(config), study.measurement
+    if record is None:
+        return None
+    found = Finished(config, record)
+    if wanted is None or _known(wanted, found, anywhere=True) is not None:
+        return found
+    data = config.data
+    has_data = data.name in EMBEDDED if data.root is None else Path(data.root).exists()
+    can_measure = _weights(record) is not None and (has_data or not wanted.needs_data)
+    return found if measure and can_measure else None
 
 
 @contextlib.contextmanager
-def _looking(config: Config, folder: Path) -> Iterator[Callable[..., dict[str, Any]]]:
-    """A function of a view, and of what ``accuracy`` takes besides, to what it finds of a run."""
-    model = load_run(folder)[1]
+def evaluating(config: Config, folder: Path) -> Iterator[Callable[[Probe], dict[str, Any]]]:
+    """Give a function that evaluates a trained run in its training view, with a probe."""
+    task, model = task_of(config), load_run(folder)[1]
     accelerator = create_accelerator(config.train.device)
     model.to(accelerator.device)
-    with validating(config, open_sources(config, train=False)[1], accelerator) as validation:
+    share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
+    source = task.open(train=False).validation
+    with contextlib.closing(task.validation(source, **share)) as validation:
 
-        def look(view: Any, **options: Any) -> dict[str, Any]:
-            return accuracy(model, config, validation, view, accelerator, **options)
+        def evaluate(probe: Probe) -> dict[str, Any]:
+            view = task.training_view
+            return task.evaluate(model, validation, view, accelerator, probe=probe)
 
-        yield look
-
-
-def _moved(config: Config, folder: Path) -> dict[str, Any]:
-    """Accuracy at the training resolution for every rho."""
-    if config.model.position == "liere":  # an exponential for every image, token, head and block
-        smaller = max(1, config.evaluate.batch_size // 8)
-        config = config.with_overrides({"evaluate.batch_size": smaller})
-    with _looking(config, folder) as look:
-        usual = usual_view(config)
-        return {"offset": {f"{r:g}": look(usual, offset=r)["top1"] for r in OFFSETS}}
+        yield evaluate
 
 
-def _in_other_units(config: Config, folder: Path) -> dict[str, Any]:
-    """Accuracy at every resolution, by how far coordinates go over to counting patches."""
-    with _looking(config, folder) as look:
-        return {
-            "units": {
-                f"{share:g}": {
-                    name: look(view, patch_units=share)["top1"]
-                    for name, view in views_of(config).items()
-                }
-                for share in SHARES
-            }
-        }
+def _names(missing: list[Row], rows: list[Row]) -> list[str]:
+    """Return the names of missing rows, or how many there are of a name with many."""
+    found: dict[str, None] = {}
+    for row in missing:
+        alike = [each for each in missing if each.name == row.name]
+        many = f"{row.name} ({len(alike)} rows)"
+        found[_distinct_name(row, rows) if len(alike) <= FEW else many] = None
+    return [*found]
 
 
-def _shares_and_views(config: Config) -> dict[str, Any]:
-    return {"shares": [*SHARES], "views": [*views_of(config)]}
-
-
-def _both_ways(config: Config, folder: Path) -> dict[str, Any]:
-    """What clips were taken for, as they are and from their last frame to their first."""
-    result = read_result(folder)
-    if result is None or pair_of(result["classes"]) is None:
-        raise UserError(
-            "data.root: expected two classes of which one is the other backwards, such as "
-            f"{' and '.join(REVERSED[0])}; none are in {config.data.root}"
-        )
-    ways = {"forwards": False, "backwards": True}
-    with _looking(config, folder) as look:
-        usual = usual_view(config)
-        found = {way: look(usual, backwards=turn)["taken_for"] for way, turn in ways.items()}
-    return {"both_ways": found}
-
-
-def _elements(config: Config, folder: Path) -> dict[str, Any]:
-    """How the elements of all angle matrices are spread."""
-    elements = angle_elements(load_run(folder)[1])
-    return {"std": float(elements.std()), "histogram": histogram(elements)}
-
-
-def _frequencies(config: Config, folder: Path) -> dict[str, Any]:
-    """Of every plane of every layer, (layers, N, planes): at the start and after training."""
-    return {"start": _spectra(at_the_start(config)), "learned": _spectra(load_run(folder)[1])}
-
-
-def _spectra(model: nn.Module) -> list[list[list[float]]]:
-    found = []
-    for rope in analysis.rotary_modules(model).values():
-        with torch.no_grad():
-            _, frequencies = rope.spectrum()
-        found.append([[float(f"{w:.{DIGITS}g}") for w in axis.flatten()] for axis in frequencies])
-    return found
-
-
-BESIDE = {
-    "offset": Beside("offset.json", _moved, True, lambda _: {"rho": [*OFFSETS]}),
-    "units": Beside("units.json", _in_other_units, True, _shares_and_views),
-    "backwards": Beside("backwards.json", _both_ways, True),
-    "distribution": Beside("angles.json", _elements),
-    "angles": Beside("frequencies.json", _frequencies),
-}
+def _distinct_name(row: Row, rows: list[Row]) -> str:
+    """Return the name of a row, with the settings that distinguish it from others of this name."""
+    alike = [each for each in rows if each.name == row.name]
+    details = []
+    if len({each.perturbation for each in alike}) > 1:
+        details.append(f"σ {row.perturbation:g}")
+    if len({each.block_size for each in alike}) > 1:
+        details.append(f"blocks of {row.block_size}")
+    common = set.intersection(*(set(each.fields) for each in alike))
+    details += [f"{key}={value}" for key, value in row.fields if (key, value) not in common]
+    return f"{row.name} ({', '.join(details)})" if details else row.name

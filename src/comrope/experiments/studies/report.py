@@ -1,109 +1,186 @@
-"""A document with the tables and figures of committed runs: written between marks, never by hand.
+"""Documents with tables and figures of committed results, which are written between marks.
 
-A mark is ``<!-- reproduce NAME --preset PRESET FIELD=VALUE ... -->``, what the command that trains
-the runs would say, and reaches to ``<!-- end -->``. With ``--brief PICTURE`` besides, a study that
-can be told briefly is, with its picture there, as seen from the document.
+A mark is a comment that reads as a command, up to ``<!-- end -->``::
+
+    <!-- reproduce NAME --preset PRESET FIELD=VALUE ... -->
+    <!-- reproduce NAME --from FILE --part PART -->
+    <!-- bench TABLE --from FILE -->
+
+The first kind gathers kept runs, as the command of the same words does, and has a figure; with
+``--brief PICTURE`` it is the short form of a study, and its figure has that path. The others make
+the table, or a part of it, from a file of results. Paths are relative to the document.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.figures import save
 from comrope.experiments.common.files import write_text
-from comrope.experiments.studies import plots, tables
-from comrope.experiments.studies.fair import brief
-from comrope.experiments.studies.gathering import NothingThere
-from comrope.experiments.studies.reproduce import Asked, gathered
+from comrope.experiments.runs.store import FolderStore, open_store
+from comrope.experiments.studies import find_study
+from comrope.experiments.studies.bench_tables import bench_table
+from comrope.experiments.studies.measure import NoRuns, Runs
+from comrope.experiments.studies.plan import Request, find_preset
+from comrope.experiments.studies.reproduce import existing_results
+from comrope.experiments.studies.study import Results, Study
+from comrope.experiments.studies.tables import describe_run_of, study_table
 
-__all__ = ["report"]
+__all__ = ["MARK", "fill", "kept_runs", "report"]
 
-BEGINS = "<!-- reproduce "
-MARKED = re.compile(rf"{BEGINS}(?P<asked>[^>]+?) -->\n.*?<!-- end -->", re.DOTALL)
-PICTURES = "images"  # beside the document
-BRIEFLY = ("comparison",)
+BEGIN = re.compile(r"<!-- (?:reproduce|bench) ")
+MARK = re.compile(
+    r"<!-- (?P<command>(?P<verb>reproduce|bench) [^>]+?) -->\n.*?<!-- end -->", re.DOTALL
+)
+PICTURES = "images"  # a folder beside the document
+OPTIONS = {
+    "reproduce": ("preset", "seeds", "methods", "brief", "from", "part"),
+    "bench": ("from",),
+}
 
 
-class Mark(NamedTuple):
-    asked: Asked
-    command: str  # that trains the runs
-    brief: str | None  # the picture of a study that is told briefly
+def report(documents: Sequence[Path], results: Path) -> list[str]:
+    """Fill the marks of documents; a second time changes nothing.
+
+    Args:
+        documents: Markdown files with marks.
+        results: the folder with kept runs. A study without runs gets a line that says so.
+
+    Returns:
+        The marks that were filled.
+    """
+    for document in documents:
+        if not document.is_file():
+            raise UserError(f"document: expected a file with marks to fill, got {document}")
+    found, runs = [], kept_runs(results)
+    for document in documents:
+        text, sections = fill(document, runs)
+        for section in sections.values():
+            if section.draw is not None:
+                save(section.draw(), document.parent / section.picture)
+        write_text(document, text)
+        found += [*sections]
+    return found
 
 
-def report(document: Path, out: Path) -> list[str]:
-    """Fill the marks of a document from the runs in ``out / "runs"``; figures go to the folder
-    ``images`` beside it. A study without runs says so. Returns what was filled."""
-    if not document.is_file():
-        raise UserError(f"document: expected a file with marks to fill, got {document}")
-    if not (out / "runs").is_dir():
-        raise UserError(f"out: expected a folder with runs/, got {out}")
-    text = document.read_text()
-    marks = {match["asked"]: _mark(match["asked"]) for match in MARKED.finditer(text)}
-    begun, ended = text.count(BEGINS), len(MARKED.findall(text))
-    if not begun or ended != begun:
+def kept_runs(results: Path) -> Runs:
+    """Return the runs that are kept in a folder."""
+    if not results.is_dir():
+        raise UserError(f"known: expected a folder with kept runs, got {results}")
+    store = open_store(results)
+    return Runs(store.path) if isinstance(store, FolderStore) else Runs(results / "runs", store)
+
+
+class Section(NamedTuple):
+    """What belongs between a mark and its end, and its figure."""
+
+    body: str
+    draw: Callable[[], Any] | None = None
+    picture: str = ""  # path of the figure
+
+
+def fill(document: Path, results: Path | Runs) -> tuple[str, dict[str, Section]]:
+    """Return the text of a document with its marks filled, and the sections by mark."""
+    runs = results if isinstance(results, Runs) else kept_runs(results)
+    text = document.read_text(encoding="utf-8")
+    matches = [*MARK.finditer(text)]
+    begun = len(BEGIN.findall(text))
+    if not matches or begun != len(matches):
         raise UserError(
-            f"document: expected marks, {BEGINS}NAME --> to <!-- end -->, in {document}; got "
-            f"{begun}, of which {ended} have an end"
+            f"document: expected marks, such as <!-- reproduce NAME --> to <!-- end -->, in "
+            f"{document}; got {begun}, of which {len(matches)} have an end"
         )
+    commands = [*dict.fromkeys(match["command"] for match in matches)]
+    sections = {command: _section(command, document.parent, runs) for command in commands}
 
-    def fill(match: re.Match[str]) -> str:
-        said = match["asked"]
-        return f"{BEGINS}{said} -->\n{_section(marks[said], document, out)}<!-- end -->"
+    def replace(match: re.Match[str]) -> str:
+        command = match["command"]
+        return f"<!-- {command} -->\n{sections[command].body}<!-- end -->"
 
-    write_text(document, MARKED.sub(fill, text))
-    return [*marks]
+    return MARK.sub(replace, text), sections
 
 
-def _section(mark: Mark, document: Path, out: Path) -> str:
-    asked = mark.asked
+def _section(command: str, folder: Path, runs: Runs) -> Section:
+    """Return what belongs to a mark of a document in a folder."""
+    verb, name, *words = shlex.split(command)
+    options, fields = _split(verb, words)
+    if verb == "bench":
+        if "from" not in options:
+            raise UserError(f"mark: bench {name}: expected --from FILE")
+        return Section(bench_table(name, _load(folder / options["from"])))
+    study = find_study(name)
+    if "from" in options:
+        return Section(_from_file(study, _load(folder / options["from"]), options.get("part")))
+    if not study.trains:
+        raise UserError(f"mark: the study {name} trains no runs; expected --from FILE")
+    if "brief" in options and study.brief is None:
+        raise UserError(f"mark: --brief: the study {name} has no short form")
+    return _from_runs(_request(study, options, fields), command, options.get("brief"), runs)
+
+
+def _from_file(study: Study, results: Results, part: str | None) -> str:
+    if part is None:
+        return study_table(study, results).partition("\n\n")[2]
+    if part not in study.parts:
+        known = ", ".join(study.parts) or "none"
+        raise UserError(f"mark: --part: {study.name} has {known}; got {part!r}")
+    return study.parts[part](results)
+
+
+def _from_runs(request: Request, command: str, picture: str | None, runs: Runs) -> Section:
+    """Return a table and a figure of kept runs; ``picture`` is that of the short form."""
+    study = request.study
+    command = f"comrope {command}".replace(f" --brief {picture}", "")
     try:
-        results = gathered(asked, out / "runs", mark.command)
-    except NothingThere:
-        return f"Not run yet: `{mark.command}`.\n"
-    if mark.brief is not None:
-        save(brief.figure(results), document.parent / mark.brief)
-        body, picture = tables.below(brief.table(results), results), mark.brief
+        found = existing_results(request, runs, command)
+    except NoRuns:
+        return Section(f"Not run yet: `{command}`.\n")
+    if picture is not None and study.brief is not None:
+        figure, body = study.brief.figure, study.brief.table(found) + describe_run_of(found)
     else:
-        scale = "" if asked.preset == "small" else f"-{asked.preset}"
-        picture = f"{PICTURES}/results-{asked.folder}{scale}.png"
-        plots.draw(asked.name, results, document.parent / picture)
-        _, _, body = tables.table(asked.name, results).partition("\n\n")
-    return f"{body}\n![{results['title']}]({picture})\n"
+        scale = "" if request.preset.name == "small" else f"-{request.preset.name}"
+        picture = f"{PICTURES}/results-{request.folder}{scale}.png"
+        figure, body = study.figure, study_table(study, found).partition("\n\n")[2]
+    return Section(f"{body}\n![{found['title']}]({picture})\n", lambda: figure(found), picture)
 
 
-def _mark(said: str) -> Mark:
-    """What a mark says, in the words of the command line."""
-    name, *words = shlex.split(said)
-    options, fields = {"preset": "small"}, []
-    while words:
-        word = words.pop(0)
-        if word.startswith("--") and words:
-            options[word.removeprefix("--")] = words.pop(0)
-        else:
-            fields.append(word)
-    if wrong := options.keys() - {"preset", "seeds", "methods", "brief"}:
-        raise UserError(
-            "mark: expected --preset, --seeds, --methods, --brief or FIELD=VALUE, got "
-            f"--{min(wrong)}"
-        )
-    picture = options.get("brief")
-    if picture is not None and name not in BRIEFLY:
-        raise UserError(f"mark: expected --brief of {', '.join(BRIEFLY)} only, got {name}")
+def _request(study: Study, options: Mapping[str, str], fields: Sequence[str]) -> Request:
     seeds = options.get("seeds")
     if seeds is not None and not seeds.isdecimal():
-        raise UserError(f"mark: expected a number of --seeds, got {seeds!r}")
-    if name == "cost":
-        raise UserError("mark: the study cost has no runs, expected one that trains")
-    methods = tuple(filter(None, options.get("methods", "").split(",")))
-    asked = Asked(
-        name,
-        options["preset"],
+        raise UserError(f"mark: --seeds: expected a number, got {seeds!r}")
+    return Request(
+        study,
+        find_preset(options.get("preset", "demo")),
         seeds=None if seeds is None else int(seeds),
-        methods=methods,
+        methods=tuple(filter(None, options.get("methods", "").split(","))),
         overrides=tuple(fields),
     )
-    return Mark(asked, f"comrope reproduce {said.replace(f' --brief {picture}', '')}", picture)
+
+
+def _load(path: Path) -> Results:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"mark: --from: {path} cannot be read ({error})") from None
+
+
+def _split(verb: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return options by name, and the other words."""
+    options: dict[str, str] = {}
+    fields, left = [], [*words]
+    while left:
+        word = left.pop(0)
+        if word.startswith("--") and left:
+            options[word.removeprefix("--")] = left.pop(0)
+        else:
+            fields.append(word)
+    if wrong := options.keys() - set(OPTIONS[verb]):
+        known = ", ".join(f"--{name}" for name in OPTIONS[verb])
+        raise UserError(f"mark: expected {known} or FIELD=VALUE; got --{min(wrong)}")
+    return options, fields

@@ -1,44 +1,39 @@
-"""One command a table: run what is missing, gather what is there, write it down."""
+"""One command for a study: train the missing runs, gather all of them, write table and figure."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from comrope.experiments.common.console import machine, say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.figures import save
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config, load_recipe, to_dict
-from comrope.experiments.launch import Task, run_all
-from comrope.experiments.studies import (
-    LABELS,
-    PRESETS,
-    STUDIES,
-    Cell,
-    Preset,
-    Study,
-    plots,
-    run_name,
-    tables,
+from comrope.experiments.launch import Job, run_all
+from comrope.experiments.runs.store import open_store
+from comrope.experiments.studies import find_study
+from comrope.experiments.studies.measure import (
+    Finished,
+    NoRuns,
+    Runs,
+    gather_row,
+    gather_study,
+    usable,
 )
-from comrope.experiments.studies.gathering import gather_cell, newest_machine, what_is_there
-from comrope.experiments.studies.markdown import counts_of_seeds
-from comrope.experiments.studies.paper import cost, detection
-from comrope.experiments.studies.plan import Plan, make_plan
-from comrope.experiments.studies.study import packaged
+from comrope.experiments.studies.plan import Plan, Request, find_preset
+from comrope.experiments.studies.study import Results, Row, Study, packaged
+from comrope.experiments.studies.tables import seed_counts, study_table
 from comrope.experiments.tasks import task_of
-from comrope.experiments.tasks.views import usual_view
-from comrope.experiments.training.evaluate import load_run
 
-__all__ = ["Asked", "gathered", "reproduce"]
+__all__ = ["existing_results", "paper_figures", "reproduce"]
 
 
 def reproduce(
@@ -52,192 +47,154 @@ def reproduce(
     overrides: Sequence[str] = (),
     per_gpu: int = 1,
     gather: bool = False,
+    known: Path | None = None,
     progress: bool = True,
-) -> dict[str, Any]:
-    """Write ``results.json``, ``table.md`` and ``figure.png`` of a study into ``out / name``.
+) -> Results:
+    """Write results.json, table.md and figure.png of a study into ``out / name``.
 
-    Runs go to ``out / "runs"`` and are shared by the studies: what is finished is not run again,
-    what was interrupted goes on. To ``gather`` is to train nothing, and to write down what there is
-    of the runs, whose data need not be here.
+    Runs go to ``out / "runs"`` and are shared by studies. Finished runs are not trained again, and
+    interrupted ones continue.
+
+    Args:
+        name: a study of this package, or "package.module:STUDY".
+        preset: the scale.
+        out: the folder for runs and results.
+        data: folder of the data, instead of the recipe's.
+        seeds: runs a row, instead of the study's.
+        methods: only rows of these methods.
+        overrides: "field=value" for all rows.
+        per_gpu: runs at a time on each GPU.
+        gather: train nothing, and use the runs that are finished. Their data may be missing.
+        known: a folder with finished runs, which are not trained again.
+        progress: print progress.
+
+    Returns:
+        The content of results.json.
     """
-    asked = Asked(name, preset, data, seeds, tuple(methods), tuple(overrides))
-    runs = out / "runs"
-    base, plan = asked.plan(runs, gather=gather)
-    if name == "cost":
-        if gather:
-            raise UserError("gather: the study cost has no runs, expected one that trains")
-        found = cost.measure(base, methods=methods, progress=progress)
+    study = find_study(name)
+    request = Request(study, find_preset(preset), data, seeds, tuple(methods), tuple(overrides))
+    runs = Runs(out / "runs", None if known is None else open_store(known))
+    plan = request.plan(runs.folder, gather=gather)
+    if gather and not study.trains:
+        raise UserError(f"gather: the study {study.name} trains no runs; leave it out")
+    if study.run is not None:
+        found = study.run(plan.base, methods=methods, progress=progress)
     elif gather:
-        found = _gathered(name, plan, runs, True, progress)
-        for row in found["missing"]:
-            say(f"left out, no run is finished: {row}")
+        found = _gather(study, plan, runs, progress)
     else:
-        _check(plan)
-        # Seed by seed: what is stopped half-way has all its rows, of fewer seeds.
-        by_seed = itertools.chain.from_iterable(itertools.zip_longest(*plan.values()))
-        tasks = [Task(config, runs / run_name(config)) for config in by_seed if config]
-        run_all(tasks, device=base.train.device, per_gpu=per_gpu, progress=progress)
-        rows = plan.items()
-        found = {"cells": [gather_cell(name, *row, runs, False, progress) for row in rows]}
-    accelerator = create_accelerator(base.train.device)
-    found = {"machine": machine(accelerator.device)} | found
-    command = shlex.join(["comrope", *sys.argv[1:]])
-    results = _told(asked, base, plan, found, command)
+        _train(study, plan, runs, per_gpu, progress)
+        found = {
+            "rows": [
+                gather_row(study, row, [_finished(c, runs) for c in configs], progress=progress)
+                for row, configs in plan.rows.items()
+            ]
+        }
+    accelerator = create_accelerator(plan.base.train.device)
+    found = {"machine": machine(accelerator.device), **found}
+    results = _results(request, plan, found, shlex.join(["comrope", *sys.argv[1:]]))
     if accelerator.is_main_process:
-        folder = out / asked.folder
-        _write(name, results, folder)
-        if name == "detection" and not gather:
-            _show_found(plan, runs, folder / "detections.png")
+        _write(study, results, out / request.folder)
+        if not gather:
+            _write_artifacts(study, plan, runs, out / request.folder)
     accelerator.wait_for_everyone()
     return results
 
 
-def gathered(asked: Asked, runs: Path, command: str) -> dict[str, Any]:
-    """The results of the runs that are there, on which nothing else depends."""
-    base, plan = asked.plan(runs, gather=True)
-    return _told(asked, base, plan, _gathered(asked.name, plan, runs, False, False), command)
+def existing_results(request: Request, runs: Runs, command: str) -> Results:
+    """Return the results that kept runs give: nothing is trained or measured."""
+    plan = request.plan(runs.folder, gather=True)
+    return _results(request, plan, gather_study(request.study, plan.rows, runs), command)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A study, at a scale, with what a command changes of it."""
-
-    name: str
-    preset: str = "demo"
-    data: str | None = None
-    seeds: int | None = None
-    methods: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _lookup("name", self.name, STUDIES), _lookup("preset", self.preset, PRESETS)
-        for method in self.methods:
-            _lookup("methods", method, LABELS)
-
-    @property
-    def study(self) -> Study:
-        return STUDIES[self.name]
-
-    @property
-    def scale(self) -> Preset:
-        chosen = PRESETS[self.preset]
-        return replace(chosen, seeds=self.seeds or self.study.seeds(chosen))
-
-    @property
-    def folder(self) -> str:
-        """The study's name; with something beside it that tells apart what is not the preset's
-        own."""
-        if not (self.methods or self.seeds or self.overrides):
-            return self.name
-        changed = json.dumps([self.seeds, sorted(self.overrides)])
-        digest = hashlib.sha256(changed.encode()).hexdigest()[:6]
-        return "-".join((self.name, *self.methods, digest))
-
-    def plan(self, runs: Path, *, gather: bool) -> Plan:
-        return make_plan(
-            self.study,
-            self.scale,
-            runs,
-            data=self.data,
-            seeds=self.seeds,
-            methods=self.methods,
-            overrides=self.overrides,
-            gather=gather,
-        )
+def _gather(study: Study, plan: Plan, runs: Runs, progress: bool) -> Results:
+    found = gather_study(study, plan.rows, runs, measure=True, progress=progress)
+    for row in found["missing"]:
+        say(f"left out, no run is finished: {row}")
+    return found
 
 
-def _gathered(
-    name: str, plan: dict[Cell, list[Config]], runs: Path, measure: bool, progress: bool
-) -> dict[str, Any]:
-    there, missing = what_is_there(name, plan, runs, measure)
-    cells = [gather_cell(name, *row, runs, True, progress) for row in there.items()]
-    return {"cells": cells, "missing": missing, "machine": newest_machine(cells)}
+def _train(study: Study, plan: Plan, runs: Runs, per_gpu: int, progress: bool) -> None:
+    """Train all missing runs of a plan."""
+    _check(plan.rows)
+    # Seed by seed: a study that is stopped has all its rows, with fewer seeds.
+    by_seed = itertools.chain.from_iterable(itertools.zip_longest(*plan.rows.values()))
+    every = [config for config in by_seed if config]
+    missing = [c for c in every if not usable(study, c, runs, measure=True)]
+    starts = {config.train.start_from for config in missing}  # their weights are needed
+    wanted = [c for c in every if c in missing or str(runs.path(c)) in starts]
+    jobs = [Job(config, runs.path(config)) for config in wanted]
+    run_all(jobs, device=plan.base.train.device, per_gpu=per_gpu, progress=progress)
 
 
-def _told(
-    asked: Asked,
-    base: Config,
-    plan: dict[Cell, list[Config]],
-    found: dict[str, Any],
-    command: str,
-) -> dict[str, Any]:
-    """All of results.json."""
-    study, scale = asked.study, asked.scale
-    if study.start in plan:
-        found["pretraining"] = to_dict(plan[study.start][0])
+def _finished(config: Config, runs: Runs) -> Finished:
+    record = runs.find(config)
+    if record is None:
+        raise NoRuns(f"{runs.path(config)}: expected a finished run")
+    return Finished(config, record)
+
+
+def _check(rows: dict[Row, list[Config]]) -> None:
+    """Raise before the first run for anything that is wrong with one of them."""
+    firsts = [configs[0] for configs in rows.values()]
+    for data, config in {replace(each.data, cache=False): each for each in firsts}.items():
+        task_of(replace(config, data=data)).open()
+    for config in firsts:
+        task = task_of(config)
+        model = task.build_model()
+        for view in task.views().values():
+            task.check_view(model, view)
+
+
+def _results(request: Request, plan: Plan, found: Results, command: str) -> Results:
+    """Return all of results.json."""
+    study, base = request.study, plan.base
+    if study.start is not None and study.start.row in plan.rows:
+        found["pretraining"] = to_dict(plan.rows[study.start.row][0])
     return {
-        "study": asked.name,
+        "study": study.name,
         "title": study.title,
         "where": study.where,
-        "preset": asked.preset,
-        "data": _described(base, study, scale, found),
-        "seeds": max(counts_of_seeds(found), default=scale.seeds),
+        "preset": request.preset.name,
+        "data": _describe_data(request, base, found),
+        "seeds": max(seed_counts(found), default=request.num_seeds),
         "command": command,
-        **_evaluated(base),
+        "trained_at": getattr(task_of(base).training_view, "resolution", None),
+        "resolutions": [*base.evaluate.resolutions],
+        "frames": [*base.evaluate.frames],
+        "spans": [*base.evaluate.spans],
         "recipe": to_dict(base),
         **found,
         "paper": paper_figures(),
     }
 
 
-def _evaluated(base: Config) -> dict[str, Any]:
-    return {
-        "trained_at": usual_view(base).resolution,
-        "resolutions": list(base.evaluate.resolutions),
-        "frames": [*base.evaluate.frames],
-        "spans": [*base.evaluate.spans],
-    }
-
-
 def paper_figures() -> dict[str, Any]:
-    """What the paper printed."""
-    # With keys as results.json has them.
+    """Return the numbers that the paper printed, with keys as in results.json."""
     return dict(json.loads(json.dumps(packaged("paper/paper.yaml"))))
 
 
-def _described(base: Config, study: Study, preset: Preset, found: dict[str, Any]) -> str:
-    """What was trained on what: the preset's words, or those of the command that changed it and of
-    the runs."""
-    usual = load_recipe(study.recipe(preset))
+def _describe_data(request: Request, base: Config, found: Results) -> str:
+    """Return data and model in words: the preset's, unless the command changed them."""
+    scale = request.study.scale(request.preset)
+    usual = load_recipe(scale.recipe)
     if (base.model.name, base.data.name) == (usual.model.name, usual.data.name):
-        return study.described(preset)
-    runs = [run for cell in found.get("cells", ()) for run in cell["runs"]]
+        return scale.data
+    runs = [run for row in found.get("rows", ()) for run in row["runs"]]
     roots = {Path(run["data_root"]).name for run in runs if run.get("data_root")}
     return f"{', '.join(sorted(roots)) or base.data.name}, {base.model.name}"
 
 
-def _lookup(label: str, name: str, known: dict[str, Any]) -> Any:
-    if name not in known:
-        raise UserError(f"{label}: expected one of {', '.join(known)}, got {name!r}")
-    return known[name]
-
-
-def _check(plan: dict[Cell, list[Config]]) -> None:
-    """Everything that can be wrong, before the first run rather than at the tenth."""
-    firsts = [configs[0] for configs in plan.values()]
-    for data, config in {replace(each.data, cache=False): each for each in firsts}.items():
-        task_of(replace(config, data=data)).open()
-    for configs in plan.values():
-        task = task_of(configs[0])
-        model = task.build_model()
-        for view in task.views().values():
-            task.check_view(model, view)
-
-
-def _show_found(plan: dict[Cell, list[Config]], runs: Path, path: Path) -> None:
-    """What one of ours finds, or whichever is there."""
-    cells = [cell for cell in plan if cell.finetuned]
-    chosen = next((cell for cell in cells if cell.method == "comrope-ld"), cells[-1])
-    config = plan[chosen][0]
-    detection.draw_found(load_run(runs / run_name(config))[1], config, path)
-    print(f"found:   {path}")
-
-
-def _write(name: str, results: dict[str, Any], folder: Path) -> None:
+def _write(study: Study, results: Results, folder: Path) -> None:
     write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
-    text = tables.table(name, results)
+    text = study_table(study, results)
     write_text(folder / "table.md", text)
-    plots.draw(name, results, folder / "figure.png")
+    save(study.figure(results), folder / "figure.png")
     print(text)
     print(f"results: {folder / 'results.json'}\ntable:   {folder / 'table.md'}")
     print(f"figure:  {folder / 'figure.png'}")
+
+
+def _write_artifacts(study: Study, plan: Plan, runs: Runs, folder: Path) -> None:
+    for name, draw in study.artifacts.items():
+        save(draw(plan, runs), folder / name)
+        print(f"more:    {folder / name}")

@@ -1,180 +1,211 @@
-"""What studies are made of: scales, rows of a table, and the folders of their runs."""
+"""What a study is made of: rows of a table, their runs, what is measured, and how it is shown."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from comrope.experiments.config import Config, decisive, method_fields
+import comrope
+from comrope import methods
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.config import Config, method_fields
 
+__all__ = [
+    "METHODS",
+    "OF_ROWS",
+    "PRESETS",
+    "Brief",
+    "Measurement",
+    "Preset",
+    "Results",
+    "Row",
+    "Scale",
+    "Start",
+    "Study",
+    "method_label",
+    "packaged",
+]
+
+Results = dict[str, Any]  # a results.json, or one of its rows
 # What the rows of a study decide, so that a command cannot.
 OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
-# Fields that came later: unless they say something, runs from before keep their names.
-LATER = (
-    "task",
-    "options.",
-    "model.ape",
-    "model.rotate_values",
-    "model.locality_bias",
-    "model.spread",
-    "model.tubelet",
-    "model.axis_scale",
-    "data.frames",
-    "data.holdout",
-    "augment.frames",
-    "train.start_from",
-    "train.perturbation_axes",
-    "train.rescale",
-    "optim.basis_lr_scale",
-    "optim.angle_weight_decay",
-    "optim.layer_decay",
-    "detect.",
-)
+LABELS = {"none": "no positions", "ape": "APE"}  # of models without a rotation
+METHODS = (*LABELS, *comrope.METHODS)
+WITH_POSITIONS = METHODS[1:]
 
-# What fields and values were called when names were given first.
-FIRST_NAMES = {
-    "model.locality_bias": "model.near",
-    "model.position_units": "model.rope_units",
-    "rope-random-axes": "turned",
-    "isotropic": "scattered",
-}
 
-__all__ = ["LABELS", "OF_ROWS", "PRESETS", "Cell", "Preset", "Study", "packaged", "run_name"]
-
-LABELS = {
-    "none": "no positions",
-    "ape": "APE",
-    "rope": "vanilla RoPE",
-    "rope-mixed": "RoPE-Mixed",
-    "liere": "LieRE",
-    "comrope-ap": "ComRoPE-AP",
-    "comrope-ld": "ComRoPE-LD",
-    "comrope-torus": "comrope-torus (all commuting)",
-}
-ALL = tuple(LABELS)[1:]
+def method_label(method: str, *, short: bool = False) -> str:
+    """Return what tables and figures call a method; ``short`` leaves out what is in brackets."""
+    label = LABELS.get(method) or methods.label(method)
+    return label.split(" (")[0] if short else label
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A scale: the recipe that every run starts from, and how often each is repeated."""
+    """A scale of experiments: the recipe of its runs and how often each is repeated."""
 
+    name: str
     recipe: str
-    data: str  # what to call it in a table, unless the command changes it
+    data: str  # data and model, as a table describes them
     seeds: int
-    together: bool  # one run over all GPUs at a time, rather than a run on each
-    methods: tuple[str, ...] = ALL
+    together: bool = False  # one run over all GPUs at a time, instead of one run a GPU
+    methods: tuple[str, ...] = WITH_POSITIONS
     perturbations: tuple[float, ...] = (1.0, 0.0)
 
 
 PRESETS = {
-    "demo": Preset(
-        "digits",
-        "scikit-learn digits, ViT-nano/2 trained at 12 px",
-        seeds=3,
-        together=False,
-        methods=("ape", "rope", "liere", "comrope-ap", "comrope-ld", "comrope-torus"),
-        perturbations=(1.0,),
-    ),
-    "tiny": Preset(
-        "imagenette32",
-        "Imagenette, ViT-nano/4 trained at 32 px",
-        seeds=3,
-        together=False,
-    ),
-    "small": Preset("imagenette", "Imagenette, ViT-S/8 trained at 128 px", 3, together=False),
-    "paper": Preset("imagenet", "ImageNet-1K, ViT-B/16 trained at 224 px", 1, together=True),
+    preset.name: preset
+    for preset in (
+        Preset(
+            "demo",
+            "digits",
+            "scikit-learn digits, ViT-nano/2 trained at 12 px",
+            seeds=3,
+            methods=("ape", "rope", "liere", "comrope-ap", "comrope-ld", "comrope-torus"),
+            perturbations=(1.0,),
+        ),
+        Preset("tiny", "imagenette32", "Imagenette, ViT-nano/4 trained at 32 px", seeds=3),
+        Preset("small", "imagenette", "Imagenette, ViT-S/8 trained at 128 px", seeds=3),
+        Preset(
+            "paper", "imagenet", "ImageNet-1K, ViT-B/16 trained at 224 px", seeds=1, together=True
+        ),
+    )
 }
 
 
 @dataclass(frozen=True)
-class Cell:
+class Row:
     """One row of a table: a method with its settings, over several seeds."""
 
     method: str
     perturbation: float = 1.0
     block_size: int = 8
-    finetuned: bool = False  # it starts from another run
-    longer: float = 1.0  # times as many epochs as the others
-    timeless: bool = False  # clips whose frames have no order: what must fail where order matters
-    fields: tuple[tuple[str, Any], ...] = ()  # its own, whatever the others say
-    name: str = ""  # by default its method's
+    fields: tuple[tuple[str, Any], ...] = ()  # set last, whatever the study or the method sets
+    epochs: float = 1.0  # in times of the recipe's
+    label: str = ""  # by default that of the method
+    finetuned: bool = False  # starts from another run
+    max_seeds: int | None = None  # where a command gives no number of seeds
+
+    @property
+    def name(self) -> str:
+        return self.label or method_label(self.method)
+
+    def with_fields(self, fields: Mapping[str, Any], **changes: Any) -> Row:
+        """Return a copy with more fields, and with other changes."""
+        return replace(self, fields=tuple({**dict(self.fields), **fields}.items()), **changes)
 
     def config(self, base: Config, seed: int) -> Config:
-        """What a row has in common with the others, and what is its own."""
+        """Return the configuration of one run: what the rows share, and what this row sets."""
         fields = method_fields(self.method, self.perturbation, self.finetuned)
         fields |= {"model.block_size": self.block_size, "train.seed": seed}
-        if self.longer != 1:
-            fields["train.epochs"] = math.ceil(self.longer * base.train.epochs)
-        if self.timeless:
-            fields["model.axis_scale"] = (0.0, 1.0, 1.0)
+        if self.epochs != 1:
+            fields["train.epochs"] = math.ceil(self.epochs * base.train.epochs)
         return base.with_overrides(fields | dict(self.fields))
 
 
+class Scale(NamedTuple):
+    """What a study trains at a preset: a recipe, and its data and model in words."""
+
+    recipe: str
+    data: str
+
+
 @dataclass(frozen=True)
+class Start:
+    """A run that the other rows of a study start from, unless train.start_from is given."""
+
+    row: Row
+    recipe: Callable[[Preset], str] = lambda preset: preset.recipe
+    other_data: bool = False  # it is trained on other data than the rows
+    shared: bool = False  # all seeds start from the same run
+    decides: tuple[str, ...] = ()  # fields that commands cannot set, besides those of every study
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a study computes from the weights of each run, kept in a file beside the run.
+
+    ``run`` takes the configuration and the folder of a run. What it returns becomes part of the
+    run in results.json; the entries named in ``averaged`` also get a mean and a standard deviation
+    over seeds. A kept result is used again while ``key``, and for one that ``needs_data`` the
+    place of the data, are the same.
+    """
+
+    name: str
+    run: Callable[[Config, Path], dict[str, Any]]
+    needs_data: bool = False
+    key: Mapping[str, Any] = field(default_factory=dict)
+    averaged: tuple[str, ...] = ()
+
+    def key_of(self, config: Config) -> dict[str, Any]:
+        """Return all that the result depends on besides the weights."""
+        data = {"root": config.data.root, "crop_pct": config.augment.crop_pct}
+        return {**(data if self.needs_data else {}), **self.key}
+
+
+class Brief(NamedTuple):
+    """A short form of a study for the first page of a document."""
+
+    table: Callable[[Results], str]
+    figure: Callable[[Results], Any]
+
+
+def _no_rows(preset: Preset) -> list[Row]:
+    return []
+
+
+def _seeds_of_preset(preset: Preset) -> int:
+    return preset.seeds
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
-    """A table or figure, of the paper if it says where; without ``cells`` nothing is trained."""
+    """A table and a figure: of the paper if ``where`` says so, or an additional one.
 
+    A study either has ``rows``, whose runs are trained, or ``run``, which computes the results.
+    """
+
+    name: str
     title: str
-    where: str = ""
-    start: Cell | None = None  # what the other runs start from, unless train.start_from is given
-    decides: tuple[str, ...] = ()  # fields, besides those that every study decides
-    starts_elsewhere: bool = False  # what they start from was trained on other data
-    one_start: bool = False  # all seeds start from the same run
+    table: Callable[[Results], str]  # Markdown, from the content of results.json
+    figure: Callable[[Results], Any]
+    where: str = ""  # table or section of the paper
+    task: str = ""  # the only kind of data that it is for
+    rows: Callable[[Preset], list[Row]] = _no_rows
+    run: Callable[..., Results] | None = None  # (config, methods=, progress=) of one that trains no
+    scales: Mapping[str, Scale] | None = None  # by name of preset; by default the presets' own
+    seeds: Callable[[Preset], int] = _seeds_of_preset
+    settings: Callable[[Config], Mapping[str, Any]] = lambda recipe: {}  # a command may change them
+    start: Start | None = None
+    measurement: Measurement | None = None
+    collect: Callable[..., dict[str, Any]] | None = None  # (record, config): more of a kept run
+    artifacts: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    parts: Mapping[str, Callable[[Results], str]] = field(default_factory=dict)
+    show_settings: bool = True  # below the table, the fields that rows set
+    brief: Brief | None = None
 
-    def recipe(self, preset: Preset) -> str:
-        return preset.recipe
+    @property
+    def trains(self) -> bool:
+        """Whether there are runs to train."""
+        return self.run is None
 
-    def recipe_of_start(self, preset: Preset) -> str:
-        return preset.recipe
-
-    def settings(self, recipe: Config) -> dict[str, Any]:
-        """Fields that this study sets otherwise than its recipe; a command may, too."""
-        return {}
-
-    def described(self, preset: Preset) -> str:
-        return preset.data
-
-    def seeds(self, preset: Preset) -> int:
-        return preset.seeds
-
-    def seeds_of(self, cell: Cell, preset: Preset) -> int:
-        """Of one row, where a command does not say."""
-        return self.seeds(preset)
-
-    def cells(self, preset: Preset) -> list[Cell]:
-        return []
+    def scale(self, preset: Preset) -> Scale:
+        """Return the recipe at a preset, or raise if there is none."""
+        if self.scales is None:
+            return Scale(preset.recipe, preset.data)
+        if preset.name not in self.scales:
+            *some, last = self.scales
+            choices = f"{', '.join(some)} or {last}" if some else last
+            raise UserError(f"preset: {self.name} has no preset {preset.name!r}; choose {choices}")
+        return self.scales[preset.name]
 
 
 def packaged(name: str) -> Any:
-    """What is written in a YAML file that comes with comrope."""
+    """Return the content of a YAML file of this package."""
     return yaml.safe_load(resources.files("comrope.experiments.studies").joinpath(name).read_text())
-
-
-def run_name(config: Config) -> str:
-    """A folder for a configuration: readable, and the same for the same configuration only."""
-    usual, found = decisive(Config()), decisive(config)
-    if config.train.start_from:
-        found["train.start_from"] = Path(os.path.abspath(config.train.start_from)).name
-    fields = [
-        (name, value)
-        for name, value in found.items()
-        if not name.startswith(LATER) or (value or None) != (usual.get(name) or None)
-    ]
-    fields = [
-        (
-            FIRST_NAMES.get(name, name),
-            FIRST_NAMES.get(value, value) if name == "model.init" else value,
-        )
-        for name, value in fields
-    ]
-    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
-    model, train = config.model, config.train
-    return f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}-{digest}"

@@ -1,121 +1,243 @@
-"""Results as Markdown: ours, and the paper's figures beside them, said to be of other data."""
+"""Tables in Markdown: their parts, and the whole of a study's table.md."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import (
-    by_resolution,
-    class_token_said,
-    fields_said,
-    interval,
-    label,
-    named,
-    number,
-    rows,
-    seeds_said,
-    usual_size,
-    validated_on,
+from comrope.experiments.studies.stats import Difference, by_seed
+from comrope.experiments.studies.study import Results, Study, method_label
+
+__all__ = [
+    "NOTE_INTERVALS",
+    "NOTE_SEARCH",
+    "accuracy_by_resolution",
+    "describe_class_token",
+    "describe_fields",
+    "describe_missing",
+    "describe_run_of",
+    "describe_seeds",
+    "describe_spread",
+    "describe_validation",
+    "format_difference",
+    "format_mean",
+    "markdown_table",
+    "mean_over_views",
+    "row_label",
+    "row_name",
+    "seed_counts",
+    "shares_perturbation",
+    "short_name",
+    "spread",
+    "study_table",
+    "training_size",
+    "with_paper_table",
+]
+
+NOTE_INTERVALS = (
+    "Differences are paired by seed: their mean, in points, and its 95 % confidence interval "
+    "(Student's t). *Better* and *worse*: the interval excludes zero. Single intervals are not "
+    "corrected for multiple comparisons: where there is no difference, one of twenty excludes "
+    "zero.\n\n"
 )
-from comrope.experiments.studies.stats import compare
-
-__all__ = ["ELSEWHERE", "below", "beside_the_papers", "made_elsewhere", "rows", "table"]
-
-# Studies whose table and figure have a file of their own, which stands on this one: which.
-ELSEWHERE = {
-    "block-size": "paper.sweeps",
-    "perturbation": "paper.sweeps",
-    "video": "paper.video",
-    "backwards": "backwards",
-    "detection": "paper.detection",
-    "comparison": "fair.comparison",
-    "tuning": "fair.tuning",
-    "ablation": "ablation",
-    "values": "fair.values",
-    "units": "units",
-    "angles": "angles",
-}
-
-TELL_THEMSELVES = ("tuning", "ablation")  # what their rows set
+# Below tables with rows that differ from the searched ones in block size or perturbation.
+NOTE_SEARCH = (
+    "Settings were searched with blocks of 8 and σ = 1 and are used unchanged with others, which "
+    "favours these two.\n\n"
+)
 
 
-def made_elsewhere(name: str, what: str) -> Callable[[dict[str, Any]], Any]:
-    """The ``table`` or ``figure`` of such a study."""
-    module = importlib.import_module(f"comrope.experiments.studies.{ELSEWHERE[name]}")
-    return getattr(module, what)
-
-
-def table(name: str, results: dict[str, Any]) -> str:
-    """The whole of table.md."""
-    body = _body(name)(results)
+def study_table(study: Study, results: Results) -> str:
+    """Return the whole of table.md: title, data and seeds, the table, and how it was made."""
+    body = study.table(results)
+    if study.show_settings:
+        body += _describe_settings(results)
+    body += describe_missing(results)
     where = f" ({results['where']} of the paper)" if results["where"] else ""
-    seeds = {"": "", "one seed": " One seed."}
-    said = seeds_said(results)
-    several = f" Mean ± standard deviation of {said}."
-    if name == "angles":  # of all planes of all of them at once
-        several = f" {said}."
-    if name not in TELL_THEMSELVES:
-        body += _settings_said(results)
-    missing = "; ".join(results.get("missing") or ())
-    body += f"\nNot run yet: {missing}.\n" if missing else ""
-    told = f"Ours: {results['data']}.{seeds.get(said, several)}\n\n{body}"
-    return f"# {results['title']}{where}\n\n{below(told, results)}"
+    seeds = describe_seeds(results)
+    seeds = {"": "", "one seed": " One seed."}.get(seeds, f" Mean ± standard deviation of {seeds}.")
+    text = f"Ours: {results['data']}.{seeds}\n\n{body}"
+    return f"# {results['title']}{where}\n\n{text}{describe_run_of(results)}"
 
 
-def below(text: str, results: dict[str, Any]) -> str:
-    """A table, and under it how it was made."""
+def describe_run_of(results: Results) -> str:
+    """Return the last line of a table: the command, the machine and the date."""
     machine = results["machine"]
     made = f"{machine['device']}, torch {machine['torch']}, {machine['date']}"
-    return f"{text}\n`{results['command']}`, {made}\n"
+    return f"\n`{results['command']}`, {made}\n"
 
 
-def _settings_said(results: dict[str, Any]) -> str:
-    """Fields that rows set: those that all have alike, and row by row."""
-    cells = results.get("cells", ())
-    sets = [set(cell.get("fields", {}).items()) for cell in cells]
-    common = set.intersection(*sets) if len(sets) > 1 else set()
-    told = []
+def describe_missing(results: Results) -> str:
+    """Return a line that names the rows without a finished run, if there are any."""
+    missing = "; ".join(results.get("missing") or ())
+    return f"\nNot run yet: {missing}.\n" if missing else ""
+
+
+def _describe_settings(results: Results) -> str:
+    """Return the fields that rows set: those that are the same in all rows, then row by row."""
+    rows = results.get("rows", ())
+    common = set.intersection(*(_items(row) for row in rows)) if len(rows) > 1 else set()
+    texts = []
     if common:
-        alike = {
-            name: value for name, value in cells[0]["fields"].items() if (name, value) in common
-        }
-        told.append(f"all rows: {fields_said(alike)}")
-    own = {
-        named(cell): {n: v for n, v in cell.get("fields", {}).items() if (n, v) not in common}
-        for cell in cells
-    }
-    told += [f"{name}: {fields_said(fields)}" for name, fields in own.items() if fields]
-    return f"\nBesides the recipe's settings: {'; '.join(told)}.\n" if told else ""
+        texts.append(f"all rows: {describe_fields(_among(rows[0], common))}")
+    for row in {row_name(row): row for row in rows}.values():
+        own = _among(row, _items(row) - common)
+        texts += [f"{row_name(row)}: {describe_fields(own)}"] if own else []
+    return f"\nSettings other than the recipe's: {'; '.join(texts)}.\n" if texts else ""
 
 
-def _body(name: str) -> Callable[[dict[str, Any]], str]:
-    if name in ELSEWHERE:
-        return made_elsewhere(name, "table")
-    return {
-        "classification": beside_the_papers,
-        "offset": _offset,
-        "distribution": _distribution,
-        "finetune": _finetune,
-        "cost": _cost,
-    }[name]
+def _items(row: Results) -> set[str]:
+    return {json.dumps(item) for item in row.get("fields", {}).items()}
 
 
-def beside_the_papers(
-    results: dict[str, Any], study: str = "classification", *, with_mean: bool = False
-) -> str:
-    """Accuracy by resolution, ours and the paper's."""
-    ours = by_resolution(results, with_mean=with_mean)
-    return f"{ours}\n{_paper_by_resolution(results, study)}"
+def _among(row: Results, items: set[str]) -> dict[str, Any]:
+    return {name: v for name, v in row["fields"].items() if json.dumps((name, v)) in items}
 
 
-def _paper_by_resolution(results: dict[str, Any], study: str) -> str:
-    paper = results["paper"][study]
-    wanted = {(c["method"], f"{c['perturbation']:g}") for c in results["cells"]}
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    marks = ["---", *["---:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (header, marks, *lines))
+
+
+def format_mean(values: Mapping[str, Any], digits: int = 2) -> str:
+    """Return the mean, and the standard deviation if there is one."""
+    text = f"{values['mean']:.{digits}f}"
+    return text if values["std"] is None else f"{text} ± {values['std']:.{digits}f}"
+
+
+def format_difference(difference: Difference | None, *, bold: bool = False) -> list[str]:
+    """Return two columns: the difference in points with its interval, and the verdict."""
+    if difference is None:
+        return ["–", "–"]
+    text = f"{difference.mean:+.2f}"
+    if difference.low is not None:
+        text += f" [{difference.low:+.2f}, {difference.high:+.2f}]"
+    return [text, f"**{difference.verdict}**" if bold else difference.verdict]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return mean and sample standard deviation over seeds, and the values."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "values": [*values]}
+
+
+def mean_over_views(row: Results, views: Sequence[str]) -> dict[str, Any]:
+    """Return mean and standard deviation over seeds of each run's mean over views."""
+    return spread([*by_seed(row, views).values()])
+
+
+def row_name(row: Results) -> str:
+    """Return the label of a row, by default that of its method."""
+    return row["label"] or method_label(row["method"])
+
+
+def short_name(row: Results) -> str:
+    """Return the name of a row without what is in brackets."""
+    return row_name(row).split(" (")[0]
+
+
+def row_label(row: Results, *, settings: bool = True) -> str:
+    """Return the name of a row; with ``settings``, also a perturbation shared by the batch."""
+    text = row_name(row)
+    if settings and row["method"] == "liere" and row["perturbation"]:
+        text += "" if row["perturbation_per"] == "sample" else " (perturbation shared by the batch)"
+    return text
+
+
+def describe_class_token(row: Results) -> str:
+    """Return a remark for moved images: a class token that is not rotated does not move."""
+    where = row["fields"].get("model.class_position")
+    return ", class token unrotated" if where == "unrotated" else ""
+
+
+def shares_perturbation(results: Results) -> bool:
+    """Whether the perturbation of every row is one draw a step, shared by the batch."""
+    return all(row["perturbation_per"] == "batch" for row in results["rows"])
+
+
+def seed_counts(results: Results) -> set[int]:
+    """Return the numbers of seeds that rows have; runs that others start from do not count."""
+    rows = results.get("rows", ())
+    own = [row for row in rows if row["finetuned"]] or rows
+    return {len(row["runs"]) for row in own}
+
+
+def describe_seeds(results: Results) -> str:
+    """Return such as "5 seeds" or "2 to 5 seeds"; empty if nothing was trained."""
+    counts = seed_counts(results)
+    if max(counts, default=0) <= 1:
+        return "one seed" if counts else ""
+    return f"{'' if len(counts) == 1 else f'{min(counts)} to '}{max(counts)} seeds"
+
+
+def describe_spread(results: Results, drawn: str) -> str:
+    """Return what a figure shows of the seeds, as a band or a bar; empty for one seed."""
+    seeds = describe_seeds(results)
+    return "" if seeds == "one seed" else f"mean of {seeds}, {drawn}: ± one standard deviation"
+
+
+def training_size(results: Results) -> str:
+    """Return the resolution of training, or the first if nothing was evaluated there."""
+    sizes = [str(r) for r in results["resolutions"]]
+    size = str(results["trained_at"])
+    return size if size in sizes else sizes[0]
+
+
+def describe_validation(results: Results) -> str:
+    share = results["recipe"]["data"].get("holdout")
+    if not share:
+        return "on the validation set"
+    return f"on {share:g} of the training images, which were kept out of training"
+
+
+def describe_fields(fields: Mapping[str, Any]) -> str:
+    """Return fields as a command line takes them."""
+    return ", ".join(f"`{name}={_plain(value)}`" for name, value in fields.items())
+
+
+def _plain(value: Any) -> str:
+    return ",".join(f"{v:g}" for v in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def accuracy_by_resolution(results: Results, *, with_mean: bool = False) -> str:
+    """Return a table with a column for each resolution, and one for their mean."""
+    views = [str(r) for r in results["resolutions"]]
+    blocks = len({row["block_size"] for row in results["rows"]}) > 1
+    shared = shares_perturbation(results)
+    uneven = len(seed_counts(results)) > 1
+    header = ["method", *(["block"] if blocks else []), "σ", *(["seeds"] if uneven else [])]
+    header += [*(f"{view} px" for view in views), *(["mean"] if with_mean else [])]
     lines = [
-        [LABELS[method], sigma, *(f"{v:.2f}" for v in values)]
+        [
+            row_label(row, settings=not shared),
+            *([str(row["block_size"])] if blocks else []),
+            f"{row['perturbation']:g}",
+            *([str(len(row["runs"]))] if uneven else []),
+            *(format_mean(row["top1"][view], 1) for view in views),
+            *([format_mean(mean_over_views(row, views), 1)] if with_mean else []),
+        ]
+        for row in results["rows"]
+    ]
+    text = f"Top-1 accuracy, %, {describe_validation(results)}, by evaluation resolution.\n\n"
+    text += markdown_table(header, lines)
+    if shared:
+        text += "\nPerturbation of the coordinates: one draw a step, shared by the batch.\n"
+    return text
+
+
+def with_paper_table(results: Results, name: str, *, with_mean: bool = False) -> str:
+    """Return accuracy by resolution, then that of a table of the paper (its name in paper.yaml)."""
+    ours = accuracy_by_resolution(results, with_mean=with_mean)
+    return f"{ours}\n{_paper_by_resolution(results, name)}"
+
+
+def _paper_by_resolution(results: Results, name: str) -> str:
+    paper = results["paper"][name]
+    wanted = {(row["method"], f"{row['perturbation']:g}") for row in results["rows"]}
+    lines = [
+        [method_label(method), sigma, *(f"{v:.2f}" for v in values)]
         for method, by_sigma in paper["top1"].items()
         for sigma, values in by_sigma.items()
         if (method, sigma) in wanted
@@ -127,145 +249,5 @@ def _paper_by_resolution(results: dict[str, Any], study: str) -> str:
     other = "" if results["preset"] == "paper" else ", on another data set"
     return (
         f"The paper's{other} ({paper['data']} trained at "
-        f"{paper['trained_at']} px, blocks of 8):\n\n{rows(header, lines)}"
+        f"{paper['trained_at']} px, blocks of 8):\n\n{markdown_table(header, lines)}"
     )
-
-
-def _offset(results: dict[str, Any]) -> str:
-    rhos = list(results["cells"][0]["offset"])
-    lines = []
-    for cell in results["cells"]:
-        curve = cell["offset"]
-        moved = max(
-            abs(run["offset"][rho] - run["offset"]["0"]) for run in cell["runs"] for rho in rhos
-        )
-        name = f"{label(cell)}{class_token_said(cell)}"
-        lines.append([name, *(number(curve[rho]) for rho in rhos), f"{moved:.2f}"])
-    header = ["method", *(f"ρ = {rho}" for rho in rhos), "largest change"]
-    return (
-        f"Top-1 accuracy, %, at {results['trained_at']} px, when the coordinates of every image "
-        "are moved by N(0, ρ²) image widths; the largest change over ρ and seeds, in points.\n\n"
-        + rows(header, lines)
-        + "\nThe paper shows this as a figure without numbers: LieRE decays, ComRoPE stays.\n"
-    )
-
-
-def _distribution(results: dict[str, Any]) -> str:
-    paper = results["paper"]["distribution"]
-    lines = [
-        [
-            label(cell),
-            str(cell["block_size"]),
-            number(cell["std"], 3),
-            f"{paper['std'][cell['method']][str(cell['block_size'])]:.3f}",
-        ]
-        for cell in results["cells"]
-    ]
-    header = ["method", "block", "ours", f"paper ({paper['data']})"]
-    return (
-        "Standard deviation of the elements above the diagonals of all angle matrices after "
-        f"training.\n\n{rows(header, lines)}"
-    )
-
-
-def _finetune(results: dict[str, Any]) -> str:
-    paper, resolutions = results["paper"]["finetune"], [str(r) for r in results["resolutions"]]
-    size, cells = usual_size(results), results["cells"]
-    unswapped = next((c for c in cells if c["finetuned"] and c["method"] == "ape"), None)
-    starts = {"ape": "none", "rope": "vanilla RoPE's"}
-    names = [label(cell) if cell["finetuned"] else "before" for cell in cells]
-    lines = []
-    for name, cell in zip(names, cells, strict=True):
-        printed = paper["top1"].get(cell["method"]) if cell["finetuned"] else None
-        lines.append(
-            [
-                name,
-                starts.get(cell["method"], "zero"),
-                number(cell["top1"][size]),
-                *_over(cell, unswapped, [size]),
-                *([] if len(resolutions) == 1 else _over(cell, unswapped, resolutions)),
-                "–" if printed is None else f"{printed:.2f}",
-            ]
-        )
-    header = ["method", "angles at the start", f"{size} px", "over APE", ""]
-    header += [*([] if len(resolutions) == 1 else ["over APE, mean over resolutions", ""])]
-    header += ["the paper's"]
-    text = _how_finetuned(results) + rows(header, lines)
-    if len(resolutions) == 1:
-        return text
-    by_size = [
-        [name, *(number(cell["top1"][r], 1) for r in resolutions)]
-        for name, cell in zip(names, cells, strict=True)
-    ]
-    header = ["method", *(f"{r} px" for r in resolutions)]
-    return f"{text}\nBy evaluation resolution:\n\n{rows(header, by_size)}"
-
-
-def _how_finetuned(results: dict[str, Any]) -> str:
-    optim, train = results["recipe"]["optim"], results["recipe"]["train"]
-    first = results.get("pretraining")
-    start = f"`{train['start_from']}`,"
-    if first is not None:
-        start = f"a model trained with APE for {first['train']['epochs']} epochs (*before*), and"
-    other = "" if results["preset"] == "paper" else "another model and data set, "
-    return (
-        f"Top-1 accuracy, %, {validated_on(results)}: of {start} after {train['epochs']} more with "
-        f"each method on top of its APE. Learning rate {optim['lr']:g}, of the angles "
-        f"{optim['lr'] * optim['angle_lr_scale']:g}. *Over APE*: the difference from no rotation, "
-        "seed by seed, and its 95 % interval (Student's t). The paper's figures are of "
-        f"{other}{results['paper']['finetune']['data']}, after 4 epochs.\n\n"
-    )
-
-
-def _over(
-    cell: dict[str, Any], unswapped: dict[str, Any] | None, sizes: Sequence[str]
-) -> list[str]:
-    """Two columns, of differences seed by seed: both of a seed start from the same weights."""
-    if unswapped is None or cell is unswapped or not cell["finetuned"]:
-        return ["–", "–"]
-    return interval(compare(cell, unswapped, sizes))
-
-
-def _cost(results: dict[str, Any]) -> str:
-    paper = results["paper"]
-    parameters = [
-        [
-            LABELS[row["method"]],
-            str(row["block_size"]) if row["method"] != "ape" else "–",
-            f"{row['parameters']:,}",
-            row["formula"] or "–",
-            "–" if row["expected"] is None else f"{row['expected']:,}",
-        ]
-        for row in results["parameters"]
-    ]
-    header = ["method", "block", "counted", "paper's formula", "its value"]
-    text = f"Extra parameters of {results['counted_for']}.\n\n{rows(header, parameters)}\n"
-    epochs = paper["cost"]["minutes_per_epoch"]
-    checks = paper["cost"]["seconds_of_validation"]
-    lines = [
-        [
-            LABELS[row["method"]],
-            str(row["block_size"]) if row["error"] is not None else "–",
-            f"{row['train_ms']:.1f}",
-            f"{row['train_ratio']:.2f}",
-            f"{row['inference_ms']:.1f}",
-            f"{row['inference_ratio']:.2f}",
-            f"{row['error']:.0e}" if row["error"] is not None else "–",
-            _paper_ratio(epochs, row),
-            _paper_ratio(checks, row),
-        ]
-        for row in results["times"]
-    ]
-    header = ["method", "block", "train step, ms", "÷ vanilla", "inference, ms", "÷ vanilla"]
-    header += ["error", "paper: train", "paper: inference"]
-    return text + (
-        f"Time of {results['timed']}; medians. *Error*: of the logits "
-        "against the block-wise matrix exponential in float32, checked before in the same run.\n"
-        f"The paper's ratios are of other hardware ({paper['cost']['data']}).\n\n"
-        + rows(header, lines)
-    )
-
-
-def _paper_ratio(times: dict[str, dict[str, float]], row: dict[str, Any]) -> str:
-    found = times.get(row["method"], {}).get(str(row["block_size"]))
-    return "–" if found is None else f"{found / times['rope']['2']:.2f}"

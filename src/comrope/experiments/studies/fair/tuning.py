@@ -1,4 +1,4 @@
-"""The search before the comparison: every row's trials on held-out images, and the best of them."""
+"""The search before the comparison: trials of every row on held-out images, and the best ones."""
 
 from __future__ import annotations
 
@@ -7,114 +7,150 @@ from typing import Any
 import yaml
 
 from comrope.experiments.common.figures import STYLES, new_figure
-from comrope.experiments.studies.fair.rows import EVERY, ROWS, SEARCHED, full_rows, row_key
-from comrope.experiments.studies.markdown import (
-    fields_said,
-    label,
-    named,
-    number,
-    over_views,
-    rows,
-    seeds_said,
-    usual_size,
-    validated_on,
+from comrope.experiments.config import Config
+from comrope.experiments.studies.fair.rows import (
+    EVERY,
+    ROWS,
+    SEARCHED,
+    extended_rows,
+    row_id,
+    tuned_for_all,
 )
-from comrope.experiments.studies.study import PRESETS, packaged
+from comrope.experiments.studies.study import PRESETS, Preset, Results, Row, Study, packaged
+from comrope.experiments.studies.tables import (
+    describe_fields,
+    describe_seeds,
+    describe_validation,
+    format_mean,
+    markdown_table,
+    mean_over_views,
+    row_label,
+    short_name,
+    training_size,
+)
 
-__all__ = ["best", "figure", "table"]
+__all__ = ["STUDY", "best"]
 
-# What is no matter of a trial.
-OF_ROWS = {row_key(row): dict(row.fields) for row in (*ROWS, *full_rows())}
+HELD_OUT = 0.2  # share of the training images
+# By id: the fields that a row has in every trial.
+FIELDS = {row_id(row): dict(row.fields) for row in (*ROWS, *extended_rows())}
 
 
-def best(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields that tuned.yaml should have: of rows all of whose trials there are."""
-    wanted, of_rows = packaged("fair/search.yaml"), _by_row(results)
-    whole = {key: trials for key, trials in of_rows.items() if len(trials) == len(wanted[key])}
-    found = {key: _winner(results, trials) for key, trials in whole.items()}
+def rows(preset: Preset) -> list[Row]:
+    """Return the trials of search.yaml."""
+    trials, common = packaged("fair/search.yaml"), tuned_for_all(preset)
+    return [
+        row.with_fields(trial if row_id(row) == SEARCHED else {**common, **trial})
+        for row in (*ROWS, *extended_rows())
+        for trial in trials[row_id(row)]
+    ]
+
+
+def settings(recipe: Config) -> dict[str, Any]:
+    """Return a shorter training, on a part of the training images."""
+    return {"data.holdout": HELD_OUT, "train.epochs": max(1, recipe.train.epochs // 2)}
+
+
+def best(results: Results) -> dict[str, dict[str, Any]]:
+    """Return the entries for tuned.yaml, of rows that have all their trials."""
+    wanted, by_row = packaged("fair/search.yaml"), _by_row(results)
+    complete = {key: trials for key, trials in by_row.items() if len(trials) == len(wanted[key])}
+    found = {key: _winner(results, trials) for key, trials in complete.items()}
     common = _trial(found[SEARCHED]) if SEARCHED in found else {}
     own = {
-        key: {name: value for name, value in _trial(cell).items() if name not in common}
-        for key, cell in found.items()
+        key: {name: value for name, value in _trial(row).items() if name not in common}
+        for key, row in found.items()
         if key != SEARCHED
     }
     return {EVERY: common, **own} if common else own
 
 
-def table(results: dict[str, Any]) -> str:
-    size, every = usual_size(results), [str(r) for r in results["resolutions"]]
+def table(results: Results) -> str:
+    size, every = training_size(results), [str(r) for r in results["resolutions"]]
     lines = []
     for trials in _by_row(results).values():
         winner = _winner(results, trials)
-        for cell in trials:
-            mean = number(over_views(cell, every), 1)
+        for row in trials:
+            mean = format_mean(mean_over_views(row, every), 1)
             lines.append(
                 [
-                    label(cell),
-                    fields_said(_tried(cell, trials)),
-                    str(len(cell["runs"])),
-                    number(cell["top1"][size], 1),
-                    f"**{mean}**" if cell is winner else mean,
+                    row_label(row),
+                    describe_fields(_varied(row, trials)),
+                    str(len(row["runs"])),
+                    format_mean(row["top1"][size], 1),
+                    f"**{mean}**" if row is winner else mean,
                 ]
             )
     epochs = results["recipe"]["train"]["epochs"]
     found = yaml.safe_dump({PRESETS[results["preset"]].recipe: best(results)}, sort_keys=False)
     header = ["method", "trial", "seeds", f"{size} px", "mean over resolutions"]
     return (
-        f"Top-1 accuracy, %, {validated_on(results)}, after {epochs} epochs. Bold: the best of a "
-        "method so far, by the mean over resolutions; a trial that lacks seeds that others have "
-        f"is not chosen.\n\n{rows(header, lines)}\nThe best of the methods that have all their "
-        f"trials, as `tuned.yaml` has them:\n\n```yaml\n{found}```\n"
+        f"Top-1 accuracy, %, {describe_validation(results)}, after {epochs} epochs. Bold: the best "
+        "trial of a method so far, by the mean over resolutions; a trial with fewer seeds than "
+        f"others is not chosen.\n\n{markdown_table(header, lines)}\nThe best trials of methods "
+        f"with all trials, as in `tuned.yaml`:\n\n```yaml\n{found}```\n"
     )
 
 
-def figure(results: dict[str, Any]) -> Any:
-    """The mean over resolutions, a line a method, a mark a trial."""
-    every, of_rows = [str(r) for r in results["resolutions"]], _by_row(results)
+def figure(results: Results) -> Any:
+    """Draw the mean over resolutions: one line a method, one marker a trial."""
+    every, by_row = [str(r) for r in results["resolutions"]], _by_row(results)
     drawing, axes = new_figure(1, width=7.6, height=4.4)
     axis = axes[0, 0]
-    for row, trials in enumerate(of_rows.values()):
+    for place, trials in enumerate(by_row.values()):
         winner = _winner(results, trials)
-        for cell in trials:
-            style = dict(STYLES[cell["method"]])
-            if cell is not winner:
+        for row in trials:
+            style = dict(STYLES[row["method"]])
+            if row is not winner:
                 style |= {"alpha": 0.45}
-            axis.plot(over_views(cell, every)["mean"], row, linestyle="none", ms=8, **style)
-    names = [named(trials[0]).split(" (")[0] for trials in of_rows.values()]
+            axis.plot(mean_over_views(row, every)["mean"], place, linestyle="none", ms=8, **style)
+    names = [short_name(trials[0]) for trials in by_row.values()]
     axis.set_yticks(range(len(names)), names)
     axis.set(xlabel="top-1 accuracy on held-out images, %, mean over resolutions")
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(alpha=0.25)
-    told = f"{seeds_said(results)} a trial; pale: not the best"
-    axis.set_title(f"{results['data']}\n{told}", fontsize=10)
+    note = f"{describe_seeds(results)} a trial; pale: not the best"
+    axis.set_title(f"{results['data']}\n{note}", fontsize=10)
     return drawing
 
 
-def _by_row(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for cell in results["cells"]:
-        found.setdefault(cell["name"] or cell["method"], []).append(cell)
+def _by_row(results: Results) -> dict[str, list[Results]]:
+    found: dict[str, list[Results]] = {}
+    for row in results["rows"]:
+        found.setdefault(row["label"] or row["method"], []).append(row)
     return found
 
 
-def _winner(results: dict[str, Any], trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """By the mean over resolutions; the first of those that are equal."""
-    every, seeds = [str(r) for r in results["resolutions"]], max(len(c["runs"]) for c in trials)
-    whole = [cell for cell in trials if len(cell["runs"]) == seeds]
-    return max(whole, key=lambda cell: over_views(cell, every)["mean"])
+def _winner(results: Results, trials: list[Results]) -> Results:
+    """Return the best trial by the mean over resolutions; of equal ones the first."""
+    every, seeds = [str(r) for r in results["resolutions"]], max(len(r["runs"]) for r in trials)
+    complete = [row for row in trials if len(row["runs"]) == seeds]
+    return max(complete, key=lambda row: mean_over_views(row, every)["mean"])
 
 
-def _trial(cell: dict[str, Any]) -> dict[str, Any]:
-    """Its fields, but for those that its row has anyway."""
-    own = OF_ROWS.get(cell["name"] or cell["method"], {})
-    return {name: value for name, value in cell["fields"].items() if name not in own}
+def _trial(row: Results) -> dict[str, Any]:
+    """Return the fields of a trial without those that all trials of its row have."""
+    own = FIELDS.get(row["label"] or row["method"], {})
+    return {name: value for name, value in row["fields"].items() if name not in own}
 
 
-def _tried(cell: dict[str, Any], trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields in which the trials of its row differ."""
+def _varied(row: Results, trials: list[Results]) -> dict[str, Any]:
+    """Return the fields in which the trials of a row differ."""
     every = [trial["fields"] for trial in trials]
     return {
         name: value
-        for name, value in _trial(cell).items()
+        for name, value in _trial(row).items()
         if len(every) == 1 or any(name not in f or f[name] != value for f in every)
     }
+
+
+STUDY = Study(
+    name="tuning",
+    title="Trials of every position encoding, on images held out of training",
+    seeds=lambda preset: 1,
+    settings=settings,
+    rows=rows,
+    show_settings=False,  # the table has a column of them
+    table=table,
+    figure=figure,
+)

@@ -1,29 +1,58 @@
-"""What can be added to every rotation: each row beside itself without, ours beside baselines."""
+"""The extensions one by one: each rotation without, with rotated values, and with both."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.studies.fair import comparison
-from comrope.experiments.studies.fair.comparison import Pair, how_much_added
+from comrope.experiments.studies.fair.comparison import figure_of, table_of
+from comrope.experiments.studies.fair.pairs import (
+    Pair,
+    extension_pairs,
+    num_extensions,
+    ours_vs_baselines,
+)
+from comrope.experiments.studies.fair.rows import (
+    EXTENDABLE,
+    extended_fields,
+    extended_label,
+    more_seeds,
+)
+from comrope.experiments.studies.study import Preset, Results, Row, Study, method_label
 
-__all__ = ["figure", "pairs", "table"]
+__all__ = ["STUDY", "pairs"]
+
+# All rotations start with the same frequencies.
+START: dict[str, Any] = {"model.init": "rope-random-axes", "model.base": 100.0}
 
 
-def pairs(results: dict[str, Any]) -> list[Pair]:
-    """First more over less, then ours over baselines that have as much: what is added is no merit
-    of a method."""
-    alike = [
+def rows(preset: Preset) -> list[Row]:
+    """Return three rows for each rotation; nothing is searched."""
+    found = []
+    for method in (m for m in EXTENDABLE if m in preset.methods):
+        start = {name: v for name, v in START.items() if (method, name) != ("rope", "model.init")}
+        plain = Row(method).with_fields(start)
+        label = f"{method_label(method, short=True)}, rotated values"
+        values = plain.with_fields({"model.rotate_values": True}, label=label)
+        extended = values.with_fields(extended_fields(method), label=extended_label(method))
+        found += [plain, values, extended]
+    return found
+
+
+def pairs(results: Results) -> list[Pair]:
+    """Return the effect of each extension, then ours and baselines with the same extensions."""
+    same = [
         pair
-        for pair in comparison.ours_over_others(results)
-        if how_much_added(pair.mine) == how_much_added(pair.other)
+        for pair in ours_vs_baselines(results)
+        if num_extensions(pair.mine) == num_extensions(pair.other)
     ]
-    return [*comparison.more_over_less(results, 1), *alike]
+    return [*extension_pairs(results, 1), *same]
 
 
-def table(results: dict[str, Any]) -> str:
-    return comparison.table(results, pairs(results))
-
-
-def figure(results: dict[str, Any]) -> Any:
-    return comparison.figure(results, pairs(results))
+STUDY = Study(
+    name="values",
+    title="Rotated values and locality-biased heads",
+    seeds=more_seeds,
+    rows=rows,
+    table=lambda results: table_of(results, pairs(results)),
+    figure=lambda results: figure_of(results, pairs(results)),
+)

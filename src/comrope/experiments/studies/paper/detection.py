@@ -1,126 +1,171 @@
-"""Tab. 2 and its figure: six APs, AP against epochs, and what was found beside what is there."""
+"""Tab. 2: object detection, six APs and AP against epochs; and what a detector finds."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from comrope.experiments.common.distributed import create_accelerator
-from comrope.experiments.common.figures import STYLES, new_figure, save
+from comrope.experiments.common.figures import STYLES, new_figure
 from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Key
 from comrope.experiments.data.boxes import BoxSource
-from comrope.experiments.runs.directory import LOG
-from comrope.experiments.runs.log import read_log
-from comrope.experiments.studies import LABELS
-from comrope.experiments.studies.markdown import interval, label, number, rows, spread, spread_said
+from comrope.experiments.runs.records import Record
+from comrope.experiments.studies.measure import Runs
+from comrope.experiments.studies.plan import Plan
 from comrope.experiments.studies.stats import difference
+from comrope.experiments.studies.study import (
+    Preset,
+    Results,
+    Row,
+    Scale,
+    Start,
+    Study,
+    method_label,
+)
+from comrope.experiments.studies.tables import (
+    describe_spread,
+    format_difference,
+    format_mean,
+    markdown_table,
+    row_label,
+    spread,
+)
 from comrope.experiments.tasks.coco_metrics import METRICS
 from comrope.experiments.tasks.detection import DetectionTask
-from comrope.experiments.tasks.views import usual_view
+from comrope.experiments.training.evaluate import load_run
 
-__all__ = ["by_epoch", "draw_found", "figure", "table"]
+__all__ = ["STUDY", "ap_by_epoch", "draw_detections"]
 
-SHOWN = 3  # images of which it is shown what was found
-
-
-def by_epoch(folder: Path, config: Config, result: dict[str, Any]) -> dict[str, float]:
-    """AP after every epoch at which it was asked for, the last included."""
-    found = {str(r["epoch"]): r["AP"] for r in read_log(folder / LOG) if r["event"] == "evaluation"}
-    last = result["AP"].get(str(usual_view(config).resolution))
-    return found if last is None else {**found, str(config.train.epochs): last}
+SCALES = {
+    "demo": Scale("scenes", "digits scattered over 48 px, Faster R-CNN over ViT-nano/4"),
+    "small": Scale("bccd", "BCCD at 320 px, Faster R-CNN over ViT-S/8"),
+    "paper": Scale("coco", "COCO at 1,024 px, Mask R-CNN over ViT-S/16"),
+}
+SHOWN = 3  # images of detections.png
 
 
-def table(results: dict[str, Any]) -> str:
-    cells = [cell for cell in results["cells"] if cell["finetuned"]]
-    size = str(results["recipe"]["detect"]["image_size"])
-    text = _begun(results) + _figures(cells, size, "figures")
-    if all("masks" in run["figures"][size] for cell in cells for run in cell["runs"]):
-        text += f"\nOf masks:\n\n{_figures(cells, size, 'masks')}"
+def rows(preset: Preset) -> list[Row]:
+    """Return rows whose rotations start at zero, which vanilla RoPE's cannot."""
+    methods = [m for m in preset.methods if m != "rope"]
+    return [Row(m, perturbation=0.0, finetuned=True) for m in methods]
+
+
+def seeds(preset: Preset) -> int:
+    return 1 if preset.name == "demo" else preset.seeds
+
+
+def start_recipe(preset: Preset) -> str:
+    return "digits_patch4" if preset.name == "demo" else preset.recipe
+
+
+def ap_by_epoch(record: Record, config: Config) -> dict[str, Any]:
+    """Return the AP after each evaluated epoch, the last included; nothing of a classifier."""
+    if "AP" not in record.result:  # the run that the others start from
+        return {}
+    found = {str(each["epoch"]): each["AP"] for each in record.evaluations}
+    last = record.result["AP"].get(str(DetectionTask(config).training_view.resolution))
+    return {"by_epoch": found if last is None else {**found, str(config.train.epochs): last}}
+
+
+def table(results: Results) -> str:
+    found, size = [row for row in results["rows"] if row["finetuned"]], str(results["trained_at"])
+    text = _describe(results) + _figures(found, size, "figures")
+    if all("masks" in run["figures"][size] for row in found for run in row["runs"]):
+        text += f"\nMasks:\n\n{_figures(found, size, 'masks')}"
     paper = results["paper"]["detection"]
-    lines = [[LABELS[m], *(f"{v:.1f}" for v in values)] for m, values in paper["figures"].items()]
+    lines = [[method_label(m), *(f"{v:.1f}" for v in vs)] for m, vs in paper["figures"].items()]
     other = "" if results["preset"] == "paper" else ", on another data set"
-    return text + f"\nThe paper's{other} ({paper['data']}):\n\n{rows(['method', *METRICS], lines)}"
+    header = ["method", *METRICS]
+    return f"{text}\nThe paper's{other} ({paper['data']}):\n\n{markdown_table(header, lines)}"
 
 
-def _begun(results: dict[str, Any]) -> str:
-    """What the detectors started from, and how they were trained."""
+def _describe(results: Results) -> str:
     recipe = results["recipe"]
     start = f"`{recipe['train']['start_from']}`"
     if before := results.get("pretraining"):
         start = f"{before['train']['epochs']} epochs of classification with APE"
     optim = recipe["optim"]
     return (
-        f"COCO's average precision of boxes, %, after {recipe['train']['epochs']} epochs from "
-        f"{start}, every method on top of its APE and from zero. Learning rate {optim['lr']:g}, of "
-        f"the angles {optim['lr'] * optim['angle_lr_scale']:g}, times {optim['layer_decay']:g} a "
-        "layer downwards. *Over APE*: the difference in AP, seed by seed, and its 95 % interval "
-        "(Student's t). Speed and memory: of a run, beside which others may have used the GPU.\n\n"
+        f"COCO's average precision of boxes, %, after {recipe['train']['epochs']} epochs that "
+        f"follow {start}. Every method is added to the APE of the pre-trained backbone, with "
+        f"angles that start at zero. Learning rate {optim['lr']:g}, of the angles "
+        f"{optim['lr'] * optim['angle_lr_scale']:g}, times {optim['layer_decay']:g} for each layer "
+        "towards the input. *Over APE*: the difference in AP, paired by seed, with its 95 % "
+        "confidence interval (Student's t). Speed and memory are of runs that may have shared the "
+        "GPU with others.\n\n"
     )
 
 
-def _figures(cells: list[dict[str, Any]], size: str, kind: str) -> str:
-    def values(cell: dict[str, Any], name: str) -> dict[int, Any]:
-        found = {run["seed"]: run["figures"][size] for run in cell["runs"]}
-        return {s: (f["masks"] if kind == "masks" else f)[name] for s, f in found.items()}
+def _figures(found: list[Results], size: str, kind: str) -> str:
+    def values(row: Results, name: str) -> dict[int, Any]:
+        by_seed = {run["seed"]: run["figures"][size] for run in row["runs"]}
+        return {s: (f["masks"] if kind == "masks" else f)[name] for s, f in by_seed.items()}
 
-    plain = next((cell for cell in cells if cell["method"] == "ape"), None)
+    baseline = next((row for row in found if row["method"] == "ape"), None)
     header = ["method", *METRICS, "over APE", "", "images/s in training", "peak memory, GiB"]
     lines = []
-    for cell in cells:
-        line = [label(cell)]
+    for row in found:
+        line = [row_label(row)]
         for name in METRICS:
-            some = list(values(cell, name).values())
-            line.append("–" if None in some else number(spread(some), 1))
+            some = [*values(row, name).values()]
+            line.append("–" if None in some else format_mean(spread(some), 1))
         over = None
-        if plain is not None and cell is not plain:
-            over = difference(values(cell, "AP"), values(plain, "AP"))
-        speeds = spread([run["images_per_second"] for run in cell["runs"]])
-        memory = max(run["peak_memory_gib"] or 0 for run in cell["runs"])
-        line += [*interval(over), f"{speeds['mean']:.0f}", f"{memory:.1f}" if memory else "–"]
-        lines.append(line)
-    return rows(header, lines)
+        if baseline is not None and row is not baseline:
+            over = difference(values(row, "AP"), values(baseline, "AP"))
+        speeds = spread([run["images_per_second"] for run in row["runs"]])
+        memory = max(run["peak_memory_gib"] or 0 for run in row["runs"])
+        line += [*format_difference(over), f"{speeds['mean']:.0f}"]
+        lines.append([*line, f"{memory:.1f}" if memory else "–"])
+    return markdown_table(header, lines)
 
 
-def figure(results: dict[str, Any]) -> Any:
-    """AP against epochs, a curve a method; and at the end, seed by seed."""
-    cells = [cell for cell in results["cells"] if cell["finetuned"]]
+def figure(results: Results) -> Any:
+    """Draw AP against epochs, one curve a method; beside it the last epoch, seed by seed."""
+    found = [row for row in results["rows"] if row["finetuned"]]
     drawing, axes = new_figure(2, width=5.8)
     curves, ends = axes[0]
-    for row, cell in enumerate(cells):
-        style = STYLES[cell["method"]]
-        epochs = [*cell["runs"][0]["by_epoch"]]
-        found = np.array([[run["by_epoch"][epoch] for epoch in epochs] for run in cell["runs"]])
-        xs, mean = [int(epoch) for epoch in epochs], found.mean(0)
-        curves.plot(xs, mean, lw=1.8, ms=5, label=LABELS[cell["method"]].split(" (")[0], **style)
-        spread_of_end = None
-        if len(found) > 1:
-            std = found.std(0, ddof=1)
+    for place, row in enumerate(found):
+        style, label = STYLES[row["method"]], method_label(row["method"], short=True)
+        epochs = [*row["runs"][0]["by_epoch"]]
+        ap = np.array([[run["by_epoch"][epoch] for epoch in epochs] for run in row["runs"]])
+        xs, mean = [int(epoch) for epoch in epochs], ap.mean(0)
+        curves.plot(xs, mean, lw=1.8, ms=5, label=label, **style)
+        last_std = None
+        if len(ap) > 1:
+            std = ap.std(0, ddof=1)
             curves.fill_between(xs, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)
-            spread_of_end = std[-1]
-        ends.plot(found[:, -1], [row] * len(found), "|", color="0.4", markersize=9)
-        ends.errorbar(mean[-1], row, xerr=spread_of_end, capsize=3, markersize=7, **style)
-    curves.set(xlabel="epoch", ylabel="AP, %", title="over training")
+            last_std = std[-1]
+        ends.plot(ap[:, -1], [place] * len(ap), "|", color="0.4", markersize=9)
+        ends.errorbar(mean[-1], place, xerr=last_std, capsize=3, markersize=7, **style)
+    curves.set(xlabel="epoch", ylabel="AP, %", title="during training")
     curves.xaxis.get_major_locator().set_params(integer=True)
     curves.legend(frameon=False, fontsize=9)
-    ends.set(xlabel="AP, %", title="at the end", ylim=(len(cells) - 0.5, -0.5))
-    ends.set_yticks(range(len(cells)), [LABELS[c["method"]].split(" (")[0] for c in cells])
+    ends.set(xlabel="AP, %", title="after the last epoch", ylim=(len(found) - 0.5, -0.5))
+    ends.set_yticks(range(len(found)), [method_label(r["method"], short=True) for r in found])
     for axis in axes[0]:
         axis.grid(alpha=0.25)
-    told = spread_said(results, "band and bar")
-    drawing.suptitle(f"{results['data']}{f' ({told})' if told else ''}", fontsize=11)
+    shown = describe_spread(results, "band and bar")
+    drawing.suptitle(f"{results['data']}{f' ({shown})' if shown else ''}", fontsize=11)
     return drawing
 
 
-def draw_found(model: Any, config: Config, path: Path) -> None:
-    """What is in a few validation images, and below it what the model finds there."""
+def draw_found(plan: Plan, runs: Runs) -> Any:
+    """Draw what a trained detector finds: ComRoPE-LD's, or that of the last row."""
+    found = [row for row in plan.rows if row.finetuned]
+    chosen = next((row for row in found if row.method == "comrope-ld"), found[-1])
+    config = plan.rows[chosen][0]
+    return draw_detections(load_run(runs.path(config))[1], config)
+
+
+def draw_detections(model: Any, config: Config) -> Any:
+    """Draw the annotations of a few validation images, and below them what a model finds."""
     accelerator = create_accelerator(config.train.device)
     task = DetectionTask(config)
     view, source = task.training_view, task.open(train=False).validation
-    chosen = _shown(source)
+    chosen = _choose_images(source)
     items = task.dataset(source, view)
     batch = task.collate([items[Key(0, index, index)] for index in chosen])
     model.to(accelerator.device)
@@ -128,25 +173,25 @@ def draw_found(model: Any, config: Config, path: Path) -> None:
     names = dict(zip(source.category_ids, source.classes, strict=True))
     drawing, axes = new_figure(len(chosen), 2, width=3.6, height=3.2)
     for column, (image, own) in enumerate(zip(batch.images, batch.image_ids, strict=True)):
-        there = [a for a in source.truth["annotations"] if a["image_id"] == own]
+        annotated = [a for a in source.truth["annotations"] if a["image_id"] == own]
         seen = sorted((f for f in found if f["image_id"] == own), key=lambda f: -f["score"])
-        seen = seen[: len(there)]
-        for axis, entries in zip(axes[:, column], (there, seen), strict=True):
+        seen = seen[: len(annotated)]
+        for axis, entries in zip(axes[:, column], (annotated, seen), strict=True):
             _draw_boxes(axis, image, entries, names)
-    axes[0, 0].set_ylabel("what is there")
-    method = LABELS[config.model.position].split(" (")[0]
-    axes[1, 0].set_ylabel(f"what {method} finds:\nas many, the surest")
-    save(drawing, path)
+    axes[0, 0].set_ylabel("annotated")
+    method = method_label(config.model.position, short=True)
+    axes[1, 0].set_ylabel(f"found by {method}:\nas many, highest scores")
+    return drawing
 
 
-def _shown(source: BoxSource) -> list[int]:
-    """Images with many kinds of things, spread over the validation set."""
-    kinds: dict[int, set[int]] = {}
+def _choose_images(source: BoxSource) -> list[int]:
+    """Return images with many categories, spread over the validation set."""
+    categories: dict[int, set[int]] = {}
     for annotation in source.truth["annotations"]:
-        kinds.setdefault(annotation["image_id"], set()).add(annotation["category_id"])
-    numbers = [image["id"] for image in source.truth["images"]]
-    parts = np.array_split(np.arange(len(numbers)), min(SHOWN, len(numbers)))
-    return [max(part.tolist(), key=lambda i: len(kinds.get(numbers[i], ()))) for part in parts]
+        categories.setdefault(annotation["image_id"], set()).add(annotation["category_id"])
+    ids = [image["id"] for image in source.truth["images"]]
+    parts = np.array_split(np.arange(len(ids)), min(SHOWN, len(ids)))
+    return [max(part.tolist(), key=lambda i: len(categories.get(ids[i], ()))) for part in parts]
 
 
 def _draw_boxes(
@@ -156,7 +201,7 @@ def _draw_boxes(
 
     colours = list(STYLES.values())[2:]
     height, width = image.shape[-2:]
-    edges = (0, width, height, 0)  # boxes are told from edge to edge
+    edges = (0, width, height, 0)  # boxes are given from edge to edge
     pixels = image.permute(1, 2, 0).squeeze(-1).numpy()
     axis.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=edges)
     ids = [*names]
@@ -175,3 +220,24 @@ def _draw_boxes(
             bbox={"facecolor": colour, "pad": 0.6, "lw": 0},
         )
     axis.set(xticks=[], yticks=[])
+
+
+STUDY = Study(
+    name="detection",
+    title="Object detection with a pre-trained backbone",
+    where="Tab. 2",
+    scales=SCALES,
+    seeds=seeds,
+    start=Start(
+        Row("ape", perturbation=0.0),
+        recipe=start_recipe,
+        other_data=True,
+        shared=True,
+        decides=("model.ape", "model.init"),
+    ),
+    rows=rows,
+    collect=ap_by_epoch,
+    artifacts={"detections.png": draw_found},
+    table=table,
+    figure=figure,
+)

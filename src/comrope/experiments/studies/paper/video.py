@@ -1,4 +1,4 @@
-"""Tab. 3: clips at other resolutions and lengths, and what only the order of frames tells."""
+"""Tab. 3: classification of clips, at other resolutions, lengths and spans of the video."""
 
 from __future__ import annotations
 
@@ -6,138 +6,154 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from comrope.experiments.common.figures import new_figure
-from comrope.experiments.studies.markdown import (
-    CAUTION,
-    interval,
-    label,
-    number,
-    rows,
-    spread,
-    spread_said,
-    usual_size,
-)
-from comrope.experiments.studies.plots import curve, of_method, resolutions
+from comrope.experiments.studies.plots import accuracy_curves, curve, method_style
 from comrope.experiments.studies.stats import compare, difference
-from comrope.experiments.studies.tables import beside_the_papers
+from comrope.experiments.studies.study import Preset, Results, Row, Scale, Study, method_label
+from comrope.experiments.studies.tables import (
+    NOTE_INTERVALS,
+    describe_spread,
+    format_difference,
+    format_mean,
+    markdown_table,
+    row_label,
+    spread,
+    training_size,
+    with_paper_table,
+)
 
-__all__ = [
-    "REVERSED",
-    "figure",
-    "over_control",
-    "pair_of",
-    "style_of",
-    "table",
-    "told_apart",
-]
+__all__ = ["STUDY", "pair_accuracy", "pair_of"]
 
-# Classes of which one is the other, played backwards.
-REVERSED = (("LeftSwipe", "RightSwipe"), ("left", "right"))
+SCALES = {
+    "demo": Scale("moving", "shapes that move to the left or to the right, ViT-nanovideo"),
+    "small": Scale("gesture5", "gesture5, the paper's 3D ViT at 112 px"),
+    "paper": Scale("ucf101", "UCF-101, the paper's 3D ViT at 224 px"),
+}
+# Pairs of classes that differ only in the direction of time.
+PAIRS = (("LeftSwipe", "RightSwipe"), ("left", "right"))
+# The control: all frames have one time coordinate, so the rotation does not know their order.
+CONTROL = "comrope-ld"
+NO_TIME = ("model.axis_scale", (0.0, 1.0, 1.0))
 
 
-def table(results: dict[str, Any]) -> str:
-    """By resolution as in two dimensions; then by the length of clips, and what only time tells."""
+def rows(preset: Preset) -> list[Row]:
+    """Return the rows of the classification study, and the control."""
+    label = f"{method_label(CONTROL, short=True)}, time axis removed"
+    control = Row(CONTROL, preset.perturbations[0], fields=(NO_TIME,), label=label)
+    return [*(Row(m, p) for m in preset.methods for p in preset.perturbations), control]
+
+
+def seeds(preset: Preset) -> int:
+    return 1 if preset.name == "demo" else max(3, preset.seeds)  # a demo has to be short
+
+
+def is_control(row: Results) -> bool:
+    return NO_TIME[0] in row["fields"]
+
+
+def table(results: Results) -> str:
+    """Return accuracy by resolution, differences, and accuracy for other lengths of clips."""
     clip = results["recipe"]["data"]["frames"]
     return (
         f"Clips of {clip} frames from all of a video, at other resolutions:\n\n"
-        f"{beside_the_papers(results, 'video')}\n{_over_baselines(results)}Of other clips, at "
-        f"{results['trained_at']} px. *Not told the time*: all frames have one time coordinate, so "
-        f"that their order is lost.\n\n{_of_other_clips(results['cells'])}"
+        f"{with_paper_table(results, 'video')}\n{_over_baselines(results)}Other clips, at "
+        f"{results['trained_at']} px. *Time axis removed*: a control. All frames have the same "
+        f"time coordinate, so their order is lost.\n\n{_other_clips(results['rows'])}"
     )
 
 
-def _over_baselines(results: dict[str, Any]) -> str:
-    """Differences from APE and from vanilla RoPE with the same noise, seed by seed."""
-    cells, sizes, size = results["cells"], [*map(str, results["resolutions"])], usual_size(results)
+def _over_baselines(results: Results) -> str:
+    """Return differences from APE and vanilla RoPE with the same perturbation."""
+    found, sizes = results["rows"], [*map(str, results["resolutions"])]
+    size = training_size(results)
     wanted = (("ape", [size]), ("ape", sizes), ("rope", sizes))
     lines = []
-    for cell in cells:
-        sigma = cell["perturbation"]
-        line = [label(cell), f"{sigma:g}"]
+    for row in found:
+        sigma = row["perturbation"]
+        line = [row_label(row), f"{sigma:g}"]
         for method, views in wanted:
-            there = (c for c in cells if (c["method"], c["perturbation"]) == (method, sigma))
-            other = next(there, cell)
-            line += interval(None if other is cell else compare(cell, other, views))
+            same = (r for r in found if (r["method"], r["perturbation"]) == (method, sigma))
+            other = next(same, row)
+            line += format_difference(None if other is row else compare(row, other, views))
         lines.append(line)
     if all(set(line[2:]) == {"–"} for line in lines):
         return ""
     mean = "mean over resolutions"
     header = ["method", "σ", f"over APE at {size} px", "", f"over APE, {mean}", ""]
     header += [f"over vanilla RoPE, {mean}", ""]
-    return f"{CAUTION}{rows(header, lines)}\n"
+    return f"{NOTE_INTERVALS}{markdown_table(header, lines)}\n"
 
 
-def _of_other_clips(cells: list[dict[str, Any]]) -> str:
-    others = [name for name in cells[0]["top1"] if not name.isdigit()]
+def _other_clips(found: Sequence[Results]) -> str:
+    """Return accuracy for other frames and spans, and of classes that only time distinguishes."""
+    others = [name for name in found[0]["top1"] if not name.isdigit()]
     header = ["method", "σ", *others]
     lines = [
         [
-            label(cell),
-            f"{cell['perturbation']:g}",
-            *(number(cell["top1"][name], 1) for name in others),
+            row_label(row),
+            f"{row['perturbation']:g}",
+            *(format_mean(row["top1"][name], 1) for name in others),
         ]
-        for cell in cells
+        for row in found
     ]
-    classes = cells[0]["runs"][0].get("classes") or ()
+    classes = found[0]["runs"][0].get("classes") or ()
     pair = pair_of(classes)
-    if pair is not None and len(classes) > 2:  # of two, accuracy says it
-        header.append(f"{' and '.join(pair)} told apart")
-        lines = [
-            [*line, number(spread([told_apart(pair, run) for run in cell["runs"]]), 1)]
-            for line, cell in zip(lines, cells, strict=True)
-        ]
-        told = over_control("Told apart", cells, lambda run: told_apart(pair, run))
-        return rows(header, lines) + told
-    return rows(header, lines)
+    if pair is None or len(classes) == 2:  # for two classes it is the accuracy
+        return markdown_table(header, lines)
+    header.append(f"{' or '.join(pair)}")
+    lines = [
+        [*line, format_mean(spread([pair_accuracy(pair, run) for run in row["runs"]]), 1)]
+        for line, row in zip(lines, found, strict=True)
+    ]
+    note = (
+        f"*{header[-1]}*: of the clips of these two classes that are assigned to one of them, the "
+        "share that is assigned to the right one, %.\n\n"
+    )
+    over = _over_control(header[-1], found, lambda run: pair_accuracy(pair, run))
+    return note + markdown_table(header, lines) + over
 
 
-def over_control(
-    what: str, cells: list[dict[str, Any]], measured: Callable[[dict[str, Any]], float]
-) -> str:
-    """How much better a model does something, by a number a run, than its like without time."""
-    found = ""
-    for control in (cell for cell in cells if cell["timeless"]):
+def _over_control(what: str, found: Sequence[Results], measured: Callable[[Results], float]) -> str:
+    """Return the difference of a number between a row and its copy without the time axis."""
+    text = ""
+    for control in filter(is_control, found):
         kind = (control["method"], control["perturbation"])
-        for cell in cells:
-            if (cell["method"], cell["perturbation"]) == kind and not cell["timeless"]:
+        for row in found:
+            if (row["method"], row["perturbation"]) == kind and not is_control(row):
                 mine, other = (
-                    {run["seed"]: measured(run) for run in each["runs"]} for each in (cell, control)
+                    {run["seed"]: measured(run) for run in each["runs"]} for each in (row, control)
                 )
-                said, verdict = interval(difference(mine, other))
-                found += f"\n{what}, {label(cell)} over {label(control)}: {said}, {verdict}.\n"
-    return found
+                shown, verdict = format_difference(difference(mine, other))
+                names = f"{row_label(row)} over {row_label(control)}"
+                text += f"\n{what}, {names}: {shown}, {verdict}.\n"
+    return text
 
 
 def pair_of(classes: Sequence[str] | None) -> tuple[str, str] | None:
-    """Two classes that only the direction of time tells apart, if there are such."""
-    return next((pair for pair in REVERSED if set(pair) <= set(classes or ())), None)
+    """Return two classes that differ only in the direction of time, if there are such."""
+    return next((pair for pair in PAIRS if set(pair) <= set(classes or ())), None)
 
 
-def told_apart(pair: tuple[str, str], *runs: dict[str, Any]) -> float:
-    """Of the clips of two classes that were taken for one of them, how many for the right one, %;
-    of some runs together."""
-    right = wrong = 0
-    for run in runs:
-        first, second = map(run["classes"].index, pair)
-        counts = run["taken_for"]
-        right += counts[first][first] + counts[second][second]
-        wrong += counts[first][second] + counts[second][first]
-    return 100 * right / max(1, right + wrong)
+def pair_accuracy(pair: tuple[str, str], run: Results) -> float:
+    """Return the share of right answers, %, among clips of two classes assigned to one of them."""
+    first, second = map(run["classes"].index, pair)
+    counts = run["taken_for"]  # the confusion matrix
+    right = counts[first][first] + counts[second][second]
+    wrong = counts[first][second] + counts[second][first]
+    return float(100 * right / max(1, right + wrong))
 
 
-def style_of(cell: dict[str, Any], _: int = 0) -> dict[str, Any]:
-    """A method's colour and mark; hollow and dotted of one that is not told the time."""
-    style = of_method(cell)
-    if cell["timeless"]:
-        style |= {"linestyle": ":", "label": label(cell), "markerfacecolor": "white"}
-    return style
+def _style(row: Results, _: int = 0) -> dict[str, Any]:
+    """Return the style of a method; hollow and dotted for the control."""
+    style = method_style(row)
+    return style | ({"linestyle": ":", "markerfacecolor": "white"} if is_control(row) else {})
 
 
-def figure(results: dict[str, Any]) -> Any:
-    """Accuracy against resolution, against frames, and against the length of clips."""
-    sigma = max(cell["perturbation"] for cell in results["cells"])
-    cells = [cell for cell in results["cells"] if cell["perturbation"] == sigma]
+def figure(results: Results) -> Any:
+    """Draw accuracy against resolution, against frames, and against the span of the video."""
+    sigma = max(row["perturbation"] for row in results["rows"])
+    found = [row for row in results["rows"] if row["perturbation"] == sigma]
     drawing, axes = new_figure(3, width=5.0)
-    resolutions(axes[0, 0], results, cells, style_of)
+    accuracy_curves(axes[0, 0], results, found, _style)
     usual, clip = str(results["trained_at"]), results["recipe"]["data"]["frames"]
     lengths = {
         "frames of a clip": {**{n: f"{n} frames" for n in results["frames"]}, clip: usual},
@@ -146,18 +162,32 @@ def figure(results: dict[str, Any]) -> Any:
             1.0: usual,
         },
     }
-    for axis, (said, views) in zip(axes[0, 1:], lengths.items(), strict=True):
+    for axis, (label, views) in zip(axes[0, 1:], lengths.items(), strict=True):
         xs = sorted(views)
-        for cell in cells:
-            if all(name in cell["top1"] for name in views.values()):
-                curve(axis, xs, [cell["top1"][views[x]] for x in xs], **style_of(cell))
-        axis.set(xlabel=said, xticks=xs)
+        for row in found:
+            if all(name in row["top1"] for name in views.values()):
+                curve(axis, xs, [row["top1"][views[x]] for x in xs], **_style(row))
+        axis.set(xlabel=label, xticks=xs)
         axis.grid(alpha=0.25)
         axis.sharey(axes[0, 0])
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    told = spread_said(results, "band")
-    spread_told = f" ({told})" if told else ""
-    drawing.suptitle(f"{results['data']}{spread_told}, perturbation {sigma:g}", fontsize=11)
+    shown = describe_spread(results, "band")
+    drawing.suptitle(
+        f"{results['data']}{f' ({shown})' if shown else ''}, perturbation {sigma:g}", fontsize=11
+    )
     return drawing
+
+
+STUDY = Study(
+    name="video",
+    title="3D classification of clips",
+    where="Tab. 3",
+    scales=SCALES,
+    seeds=seeds,
+    rows=rows,
+    show_settings=False,  # the table describes the control
+    table=table,
+    figure=figure,
+)
