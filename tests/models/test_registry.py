@@ -24,7 +24,7 @@ def test_names_that_do_not_exist(name, suggested):
     assert ("did you mean" in str(raised.value)) == (suggested is not None)
 
 
-def test_timm_knows_the_models():
+def test_models_are_registered_with_timm():
     timm = pytest.importorskip("timm")
     model = timm.create_model(
         "comrope_vit_tiny_patch16_224", position="comrope-ap", num_classes=7, drop_path_rate=0.1

@@ -97,7 +97,7 @@ def test_an_unrotated_class_token_breaks_the_invariance():
     assert moved(pooled, x, 1.0) < 1e-4
 
 
-def test_vanilla_rope_counts_patches_of_the_training_grid_unless_told_otherwise():
+def test_vanilla_rope_counts_patches_of_the_training_grid_by_default():
     patch, relative = nano("rope"), nano("rope", position_units="relative")
     ratio = (
         rotary_modules(patch)["blocks.0.attn.rope"].spectrum()[1]
@@ -150,6 +150,8 @@ def test_errors_name_the_argument(options, message):
 
 
 def test_errors_of_options_and_inputs():
+    with pytest.raises(TypeError, match="init: expected a name"):
+        nano(init=comrope.inits.RoPE())
     with pytest.raises(TypeError, match="unknown"):
         nano(unknown=1)
     with pytest.raises(ValueError, match=r"x: expected \(B, 1, ...\) with 2 sizes, got \(2, 3, 12"):

@@ -64,7 +64,7 @@ class ViT(Pretrained):
         locality_bias: Start with heads that prefer near tokens: the biases of queries and keys
             start as a score that is this high at zero distance and falls with the distance. 0:
             biases of zero.
-        block_size, init: As in ``RotaryEmbedding``.
+        block_size, init: As in ``RotaryEmbedding``; ``init`` by its name, so that it can be saved.
         position_units: Unit of the coordinates that vanilla RoPE's frequencies multiply, in method
             ``"rope"`` and the inits that use them: ``"patch"``, patches of the training grid, the
             usual RoPE; ``"relative"``, the whole image is 1, the paper read literally.
@@ -119,6 +119,11 @@ class ViT(Pretrained):
         canvas = _sizes("img_size", img_size, 2 if isinstance(patch_size, int) else len(patch_size))
         patch = _sizes("patch_size", patch_size, len(canvas))
         _checks.one_of("position", position, POSITIONS)
+        if not isinstance(init, str):
+            raise TypeError(
+                f"init: expected a name such as 'rope', got {init!r}; give its fields as base=, "
+                "spread= and frequencies="
+            )
         if ape and position == "none":
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
