@@ -14,7 +14,7 @@ from comrope.analysis import rotary_modules
 from comrope.models import ViT
 
 
-def stirred(model: nn.Module, sharper: float = 1.0) -> nn.Module:
+def perturbed(model: nn.Module, sharper: float = 1.0) -> nn.Module:
     """As after some training: angles and biases that matter, scores that are not all alike."""
     torch.manual_seed(3)
     with torch.no_grad():
@@ -31,7 +31,7 @@ def stirred(model: nn.Module, sharper: float = 1.0) -> nn.Module:
 @pytest.mark.parametrize("family", language.FAMILIES)
 def test_language_models(family):
     model = comrope.swap(language.build(family), "comrope-ld", block_size=4)
-    before = language.logits(stirred(model, sharper=20.0))
+    before = language.logits(perturbed(model, sharper=20.0))
     assert comrope.fold(model) is model
     assert relative_error(language.logits(model), before) < 1e-4
     kept = {"qwen3": "folded"}.get(family, "rope-mixed")
@@ -41,7 +41,7 @@ def test_language_models(family):
 @pytest.mark.parametrize("family", vision.FAMILIES)
 def test_vision_models(family):
     model = comrope.swap(vision.build(family), "comrope-torus", block_size=4)
-    before = vision.seen(stirred(model))
+    before = vision.seen(perturbed(model))
     comrope.fold(model)
     assert relative_error(vision.seen(model), before) < 1e-4
     left = rotary_modules(model)
@@ -52,7 +52,7 @@ def test_vision_models(family):
 def test_every_method_and_our_own_model(method, tmp_path):
     torch.manual_seed(0)
     model = comrope.create_model("vit_nano_patch8_32", position=method, num_classes=5).eval()
-    stirred(model, sharper=5.0)
+    perturbed(model, sharper=5.0)
     before = vision.seen(model)
     unlike = vision.seen(model, vision.images().flip(-1))
     assert relative_error(unlike, before) > 1e-2
@@ -64,7 +64,7 @@ def test_every_method_and_our_own_model(method, tmp_path):
 
 
 def test_in_float64_outputs_stay_to_rounding(commuting):
-    model = stirred(ViT(img_size=16, patch_size=4, position=commuting, embed_dim=32, depth=2,
+    model = perturbed(ViT(img_size=16, patch_size=4, position=commuting, embed_dim=32, depth=2,
                         num_heads=2, rotate_values=True).double())  # fmt: skip
     x = torch.randn(1, 3, 16, 24, dtype=torch.float64)
     expected = model(x)
@@ -99,7 +99,7 @@ def test_a_folded_model_goes_on_learning_and_generating():
 
 def test_dropped_positions_stay_dropped():
     model = comrope.swap(vision.build("timm mixed"), "comrope-torus", ape="drop")
-    before = vision.seen(stirred(model))
+    before = vision.seen(perturbed(model))
     comrope.fold(model)
     assert relative_error(vision.seen(model), before) < 1e-4
     assert not model.pos_embed.any()
@@ -137,7 +137,7 @@ def test_what_cannot_be_folded_is_left_as_it_was():
     with pytest.raises(ValueError, match="has no rotation of comrope"):
         comrope.fold(nn.Linear(2, 2))
     model = comrope.swap(vision.build("timm vit"), "liere")
-    before = vision.seen(stirred(model))
+    before = vision.seen(perturbed(model))
     with pytest.raises(ValueError, match="'liere' on 2 axes does not commute"):
         comrope.fold(model)
     assert torch.equal(vision.seen(model), before)
@@ -147,7 +147,7 @@ def test_what_cannot_be_folded_is_left_as_it_was():
         pass
 
     model.model.layers[1].self_attn.q_proj = Adapter(64, 64, bias=False)
-    before = language.logits(stirred(model, sharper=20.0))
+    before = language.logits(perturbed(model, sharper=20.0))
     with pytest.raises(ValueError, match="got Adapter; merge adapters before"):
         comrope.fold(model)
     assert torch.equal(language.logits(model), before)

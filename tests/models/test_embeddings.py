@@ -1,4 +1,4 @@
-"""Patches, and absolute positions at any place."""
+"""Patches, and absolute positions at any position."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_ape_is_its_codebook_at_the_patch_centres_and_linear_in_between():
 def test_ape_equals_torchs_bilinear_sampling_and_varies_along_both_axes():
     ape = AbsolutePositions((5, 7), 3)
     nn.init.normal_(ape.codebook)
-    place = torch.rand(2, 11, 2)
+    positions = torch.rand(2, 11, 2)
     image = ape.codebook.view(1, 5, 7, 3).permute(0, 3, 1, 2).expand(2, -1, -1, -1)
     expected = nn.functional.grid_sample(
-        image, (2 * place - 1).flip(-1)[:, :, None], padding_mode="border", align_corners=False
+        image, (2 * positions - 1).flip(-1)[:, :, None], padding_mode="border", align_corners=False
     )
-    torch.testing.assert_close(ape(place), expected[..., 0].mT, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ape(positions), expected[..., 0].mT, rtol=1e-4, atol=1e-5)
     codes = ape(comrope.grid((5, 7))).view(5, 7, 3)
     assert codes.diff(dim=0).abs().min() > 0
     assert codes.diff(dim=1).abs().min() > 0

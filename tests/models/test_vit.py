@@ -33,8 +33,8 @@ def test_any_rank_any_size_any_aspect(position, canvas, patch):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_every_parameter_gets_a_gradient(position):
     model = nano(position)
-    place = comrope.perturb(comrope.grid((6, 6)), 1 / 6, 1.0, batch_size=3)
-    model(torch.randn(3, 1, 12, 12), place).square().sum().backward()
+    positions = comrope.perturb(comrope.grid((6, 6)), 1 / 6, 1.0, batch_size=3)
+    model(torch.randn(3, 1, 12, 12), positions).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
@@ -64,18 +64,18 @@ def test_absolute_positions_and_rotations():
 def test_without_positions_the_patches_may_be_shuffled():
     """The negative control of the next test: with ``none`` order means nothing."""
     x = torch.randn(2, 1, 12, 12)
-    turned = x.view(2, 1, 6, 2, 6, 2).flip(2).reshape(2, 1, 12, 12)  # rows of patches upside down
+    flipped = x.view(2, 1, 6, 2, 6, 2).flip(2).reshape(2, 1, 12, 12)  # rows of patches upside down
     for position in POSITIONS:
         model = nano(position).eval()
         with torch.no_grad():
-            same = torch.allclose(model(x), model(turned), rtol=1e-3, atol=1e-4)
+            same = torch.allclose(model(x), model(flipped), rtol=1e-3, atol=1e-4)
         assert same == (position == "none"), position
 
 
 def moved(model: ViT, x: torch.Tensor, offset: float) -> float:
-    place = model.token_positions((6, 6))
+    positions = model.token_positions((6, 6))
     with torch.no_grad():
-        before, after = model(x, place), model(x, place + offset)
+        before, after = model(x, positions), model(x, positions + offset)
     return float((after - before).norm() / before.norm())
 
 

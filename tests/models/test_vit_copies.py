@@ -47,8 +47,8 @@ def test_nothing_is_copied_in_a_forward_pass(position):
             images = torch.empty(2, 3, 12, 12)
 
         def forward():
-            places = comrope.perturb(comrope.grid((6, 6), device="cuda"), 0.1, 1.0, batch_size=2)
-            return model(images), model(images, places)
+            positions = comrope.perturb(comrope.grid((6, 6), device="cuda"), 0.1, 1.0, batch_size=2)
+            return model(images), model(images, positions)
 
         assert crossings(forward) == []
 
@@ -67,5 +67,5 @@ def test_given_frequencies_are_not_copied_each_time():
             "rope", num_heads=2, head_dim=8, num_axes=1, frequencies=[1.0, 0.3, 0.2, 0.1],
             backend="spectral", device="cuda",
         )  # fmt: skip
-        q, place = torch.empty(1, 2, 5, 8, device="cuda"), torch.empty(5, 1, device="cuda")
-        assert crossings(lambda: rope(q, q, place)) == []
+        q, positions = torch.empty(1, 2, 5, 8, device="cuda"), torch.empty(5, 1, device="cuda")
+        assert crossings(lambda: rope(q, q, positions)) == []

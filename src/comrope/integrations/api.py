@@ -65,7 +65,8 @@ def swap(
             which sets them to zero and freezes them.
         class_position: Position of class tokens and registers: ``"center"`` of the image, or
             ``"unrotated"``; by default the latter in models that already rotate.
-        perturbation: The paper's noise on positions in training, in patches, for vision models.
+        perturbation: Standard deviation of the noise on positions in training, in patches, for
+            vision models.
         options: Options of ``comrope.RotaryEmbedding``: ``block_size``, ``backend`` and so on.
             ``init`` is by default ``"rope"`` where the model already rotates, with its own
             frequencies as it scales them, and ``"zeros"`` elsewhere: outputs stay the same.

@@ -57,8 +57,8 @@ def create_model(name: str, **options: Any) -> ViT:
 
 def _suggestion(name: Any) -> str:
     """Return "; did you mean ...?" for a name that is nearly right, else nothing."""
-    near = difflib.get_close_matches(str(name), [*PLAIN_NAMES, *IN_TIMM], 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    close = difflib.get_close_matches(str(name), [*PLAIN_NAMES, *IN_TIMM], 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _register(name: str) -> None:

@@ -46,22 +46,22 @@ def test_positions_in_windows_are_those_in_the_image():
     """LieRE's rotations are not relative, so the same crop elsewhere is not the same to it."""
     backbone = in_windows(tokenless("liere"), scale="patch").eval()
     x = torch.randn(1, 3, 48, 56)
-    place = comrope.grid((6, 7), scale=(1.5, 1.75)).unflatten(0, (6, 7))
+    positions = comrope.grid((6, 7), scale=(1.5, 1.75)).unflatten(0, (6, 7))
     with torch.no_grad():
         corner = backbone(x)[..., 4:, 4:]
         alone = backbone(x[..., 32:, 32:])
-        placed = backbone(x[..., 32:, 32:], place[4:, 4:].flatten(0, 1))
+        expected_corner = backbone(x[..., 32:, 32:], positions[4:, 4:].flatten(0, 1))
     assert (corner - alone).abs().max() > 1e-2
-    torch.testing.assert_close(corner, placed, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(corner, expected_corner, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("position", comrope.METHODS)
 def test_moving_all_coordinates_changes_nothing_if_the_rotations_commute(position):
     backbone = in_windows(tokenless(position), global_blocks=(1,)).eval()
-    x, place = torch.randn(2, 3, 48, 40), comrope.grid((6, 5))
+    x, positions = torch.randn(2, 3, 48, 40), comrope.grid((6, 5))
     with torch.no_grad():
         here, there, each = (
-            backbone(x, at) for at in (place, place + 1, place.expand(2, -1, -1) + 1)
+            backbone(x, at) for at in (positions, positions + 1, positions.expand(2, -1, -1) + 1)
         )
         torch.testing.assert_close(here, backbone(x))
     torch.testing.assert_close(there, each)

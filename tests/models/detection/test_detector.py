@@ -27,8 +27,8 @@ def examples():
         masks = torch.zeros(len(its), *image.shape[1:], dtype=torch.uint8)
         for mask, (left, top, right, bottom) in zip(masks, its, strict=True):
             mask[top:bottom, left:right] = 1
-        place = torch.tensor(its, dtype=torch.float32).reshape(-1, 4)
-        targets.append({"boxes": place, "labels": torch.ones(len(its)).long(), "masks": masks})
+        corners = torch.tensor(its, dtype=torch.float32).reshape(-1, 4)
+        targets.append({"boxes": corners, "labels": torch.ones(len(its)).long(), "masks": masks})
     return images, targets
 
 
