@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from identity_v1 import digest, run_name
+from identity_v1 import digest, run_name, to_v1
 
 from guards.compare import differences as compare
 from guards.tree import ERRORS, GOLDEN, RUN_NAME, api, root, v1_of
@@ -63,16 +64,45 @@ def _kept() -> dict[str, str]:
     found = {}
     for name, config in configs:
         tree = v1_of(config, aliases)
-        found[name] = digest(tree) if run_name(tree) == name else f"is named {run_name(tree)}"
+        found[name] = _digest(tree, name)
+    for record in _records("results/archive"):  # some have fields that were removed since
+        tree: dict[str, Any] = {}
+        for field, value in {**record.fields, **record.runtime}.items():
+            section, _, key = field.partition(".")
+            tree.setdefault(section, {})[key] = value
+        found[record.legacy] = _digest(to_v1(tree), record.legacy)
     return found
 
 
+def _digest(tree: dict[str, Any], name: str) -> str:
+    return digest(tree) if run_name(tree) == name else f"is named {run_name(tree)}"
+
+
 def kept_configs() -> list[tuple[str, Any]]:
-    """First name and configuration of every run that is kept."""
+    """First name and configuration of every run that is kept and not archived."""
     from comrope.experiments.config import load_recipe
 
     folders = sorted((root() / "results/runs").glob("*/config.yaml"))
-    return [(file.parent.name, load_recipe(str(file))) for file in folders]
+    if folders:  # before there were stores
+        return [(file.parent.name, load_recipe(str(file))) for file in folders]
+    records = _records("results")
+    names = {record.id: record.name for record in records}
+    found = []
+    for record in records:
+        config = record.config
+        if record.parent:
+            start = f"runs/{names[record.parent]}"
+            config = config.with_overrides({"train.start_from": start})
+        found.append((record.legacy, config))
+    return found
+
+
+def _records(folder: str) -> list[Any]:
+    """The runs of a store."""
+    if not any((root() / folder).glob("*.jsonl")):
+        return []
+    store = importlib.import_module("comrope.experiments.runs.store")
+    return list(store.JsonlStore(root() / folder).records())
 
 
 def aliases_of(configs: list[Any]) -> dict[str, str]:

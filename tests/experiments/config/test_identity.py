@@ -18,11 +18,11 @@ from comrope.experiments.config import (
     non_default,
     read_config,
     run_id,
+    run_name,
     runtime,
     start_id,
     to_yaml,
 )
-from comrope.experiments.config.identity import run_name
 
 
 def with_fields(**fields) -> Config:

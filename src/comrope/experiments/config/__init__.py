@@ -11,6 +11,7 @@ from comrope.experiments.config.identity import (
     non_default,
     read_config,
     run_id,
+    run_name,
     runtime,
     start_id,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "read_config",
     "recipe_names",
     "run_id",
+    "run_name",
     "runtime",
     "start_id",
     "to_dict",

@@ -69,7 +69,7 @@ class Text(str):
 
     def read(self) -> Any:
         try:
-            return yaml.safe_load(self)
+            return yaml.safe_load(str(self))
         except yaml.YAMLError:
             return str(self)
 

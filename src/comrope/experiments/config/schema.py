@@ -292,16 +292,6 @@ class Config:
     # Of a task that is defined outside of comrope, which checks them itself.
     options: dict[str, Scalar] = field(default_factory=dict, hash=False)
 
-    @property
-    def detects(self) -> bool:
-        """Whether boxes are learned, rather than classes of whole images or clips."""
-        return self.data.name in ("coco", "scenes")
-
-    @property
-    def headline(self) -> str:
-        """The figure of a result that is looked at first."""
-        return "AP" if self.detects else "top1"
-
     def with_overrides(self, overrides: Iterable[str] | Mapping[str, Any]) -> Config:
         """Return a copy with other values of some fields.
 

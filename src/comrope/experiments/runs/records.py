@@ -22,10 +22,10 @@ from comrope.experiments.config import (
     read_config,
     recipe_names,
     run_id,
+    run_name,
     runtime,
     upgrade,
 )
-from comrope.experiments.config.identity import run_name
 from comrope.experiments.runs.directory import LOG, RESULT, read_result
 from comrope.experiments.runs.log import read_log
 

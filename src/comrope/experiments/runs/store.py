@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +16,10 @@ from comrope.experiments.config import (
     load_recipe,
     read_config,
     run_id,
-    to_yaml,
+    run_name,
 )
-from comrope.experiments.config.identity import run_name
-from comrope.experiments.runs.directory import LOG, RESULT
-from comrope.experiments.runs.records import START, Record, merge, record_of
+from comrope.experiments.runs.directory import RESULT
+from comrope.experiments.runs.records import Record, merge, record_of
 
 __all__ = [
     "FolderStore",
@@ -150,25 +148,6 @@ class JsonlStore:
         write_files({file: _writer(text) for file, text in texts.items()})
         self.__dict__.pop("_records", None)
         return changed
-
-    def export(self, folder: Path) -> None:
-        """Write every run as a folder, without weights, as training would leave it."""
-        every = self._records
-        files: dict[Path, str] = {}
-        for record in every.values():
-            place, config = folder / record.name, record.config
-            if record.parent in every:
-                start = str(folder / every[record.parent].name)
-                config = config.with_overrides({START: start})
-            files[place / CONFIG] = to_yaml(config, record.parent)
-            files[place / RESULT] = json.dumps(record.result, indent=1) + "\n"
-            log = [{"event": "evaluation", **each} for each in record.evaluations]
-            files[place / LOG] = "".join(json.dumps(each) + "\n" for each in log)
-            for name, value in record.measured.items():
-                files[place / f"{name}.json"] = json.dumps(value) + "\n"
-        for file, text in files.items():  # in a new folder: nothing can be lost
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
 
     @cached_property
     def _records(self) -> dict[str, Record]:
