@@ -11,6 +11,9 @@ import numpy as np
 from PIL import Image
 
 from comrope.experiments.config import load_recipe
+from comrope.experiments.data.datasets import ImageDataset
+from comrope.experiments.data.images import open_images
+from comrope.experiments.data.transforms import evaluation_transform, training_transform
 
 CLASSES = ("cat", "dog")
 
@@ -76,3 +79,39 @@ def shards_of(folder: Path, out: Path) -> None:
                     info = tarfile.TarInfo(f"{stem}.cls")
                     info.size = len(label)
                     archive.addfile(info, io.BytesIO(label))
+
+
+def open_folder(root, splits=("train", "val"), *, name="folder", **options):
+    """Open the splits of an image folder, or of another layout of it."""
+    options = {"train_split": "train", "num_classes": 2, **options}
+    return open_images(name, str(root), splits, **options)
+
+
+def contents(source) -> list[tuple[int, bytes]]:
+    """Return class and pixels of every image."""
+    return [(t, np.asarray(image).tobytes()) for image, t in map(source.load, range(len(source)))]
+
+
+def training(channels: int = 3, size: int = 16, **options):
+    """Return a transform that crops at random."""
+    usual = {"scale": (0.3, 1.0), "ratio": (3 / 4, 4 / 3), "hflip": 0.0, "color_jitter": 0.0}
+    usual |= {"auto_augment": None, "interpolation": "bilinear", **_levels(channels)}
+    return training_transform((channels, size, size), **{**usual, **options})
+
+
+def evaluation(channels: int = 3, size: int = 16, **options):
+    """Return a transform without draws."""
+    usual = {"interpolation": "bilinear", "crop_pct": 1.0, **_levels(channels)}
+    return evaluation_transform((channels, size, size), **{**usual, **options})
+
+
+def _levels(channels: int) -> dict[str, tuple[float, ...]]:
+    return {"mean": (0.5,) * channels, "std": (0.2,) * channels}
+
+
+def dataset_of(source, transform=None, **options) -> ImageDataset:
+    """Return images as bytes (C, 16, 16), in training by default."""
+    channels = options.get("channels", 3)
+    train = options.setdefault("training", True)
+    usual = {"seed": 0, "num_classes": 2, **options}
+    return ImageDataset(source, transform or (training if train else evaluation)(channels), **usual)

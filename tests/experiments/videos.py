@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from comrope.experiments.config import Data
 from comrope.experiments.data import videos
 from comrope.experiments.data.clips import frame_numbers
-from comrope.experiments.data.videos import Videos
+from comrope.experiments.data.videos import Videos, open_clips
 
 cv2 = pytest.importorskip("cv2")
 videos._opencv()  # quiet, before it is used
@@ -59,6 +58,14 @@ def copied(ucf: Path, out: Path, videos: str = "videos", splits: str = "splits")
     return out
 
 
-def data_of(folder: Path, **fields) -> Data:
-    usual = {"name": "ucf101", "root": str(folder), "num_classes": 2}
-    return Data(**{**usual, **fields})
+def in_folders(ucf: Path, out: Path) -> Path:
+    """Class folders in train/ and val/, without lists; one class has no validation video."""
+    for split, name, k in (("train", "Emu", 0), ("train", "Ant", 0), ("val", "Emu", 1)):
+        (out / split / name).mkdir(parents=True, exist_ok=True)
+        (out / split / name / "1.avi").symlink_to(ucf / "videos" / name / f"v_{name}_{k}.avi")
+    return out
+
+
+def open_videos(folder: Path, splits=("train", "validation"), *, name="ucf101", **options):
+    """Open the training and the validation split of a data set of two classes."""
+    return open_clips(name, str(folder), splits, **{"num_classes": 2, **options})

@@ -1,4 +1,4 @@
-"""Which frames make a clip, and clips that need no files."""
+"""Which frames make a clip, and shapes that move."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers import raises_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comrope.experiments.data.clips import Moving, frame_numbers, moving_clip
+from comrope.experiments.data.clips import (
+    Clips,
+    Moving,
+    Reading,
+    check_count,
+    frame_numbers,
+    moving_clip,
+)
 
 
 def eight(count: int) -> list[int]:
@@ -61,8 +69,66 @@ def test_random_frames_reach_everything_and_prefer_no_direction_of_time():
     ("count", "frames", "span"), [(0, 1, 1), (1, 0, 1), (9, 3, 0), (9, 3, 1.1)]
 )
 def test_frames_of_nothing_are_refused(count, frames, span):
-    with pytest.raises(ValueError, match="count, frames, span: expected"):
+    with pytest.raises(ValueError, match="count, frames, span: "):
         frame_numbers(count, frames, span=span)
+
+
+class Headers(Clips):
+    """One video whose header claims more frames than there are."""
+
+    def __init__(self, claimed: int, existing: int) -> None:
+        self.claimed, self.existing, self.classes = claimed, existing, ["only"]
+
+    def __len__(self) -> int:
+        return 1
+
+    def name(self, index: int) -> str:
+        return "video"
+
+    def target(self, index: int) -> int:
+        return 5
+
+    def read(self, index: int, choose) -> Reading:
+        numbers = choose(self.claimed)
+        frames = {n: np.full((2, 2), n) for n in numbers if n < self.existing}
+        return Reading(self.claimed, numbers, frames, min(self.existing, numbers[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    ("claimed", "existing", "error"),
+    [
+        (40, 40, None),
+        (40, 36, None),
+        (40, 35, "35 of 40"),
+        (5, 3, None),
+        (5, 2, "2 of 5"),
+        (3, 1, "one frame"),
+    ],
+)
+def test_a_header_may_be_wrong_by_two_frames_or_a_tenth(claimed, existing, error):
+    asked = []
+
+    def ends(count: int) -> list[int]:
+        asked.append(count)
+        return [0, count - 1]
+
+    video = Headers(claimed, existing)
+    if error is None:
+        frames, target = video.load(0, ends)
+        assert ([int(frame.mean()) for frame in frames], target) == ([0, existing - 1], 5)
+        assert asked == [claimed, existing][: 1 + (claimed != existing)]
+    else:
+        with pytest.raises(ValueError, match=error):
+            video.load(0, ends)
+        # The frames after those that were chosen do not matter.
+        assert len(video.load(0, lambda _: [0])[0]) == 1
+
+
+def test_a_clip_needs_two_frames():
+    check_count(2)
+    for count in (0, 1):
+        with pytest.raises(ValueError, match="frame"):
+            check_count(count)
 
 
 def test_a_clip_reversed_is_the_clip_of_the_other_class():
@@ -113,7 +179,17 @@ def test_clips_are_balanced_reproducible_and_new_for_validation():
         assert not np.array_equal(first, val.load(index, eight)[0][0])
         assert target == index % 2
     assert train.load(3, eight)[0][0].shape == (24, 24, 3)
-    with pytest.raises(ValueError, match="clips: expected an even number"):
-        Moving(train=True, clips=3)
-    with pytest.raises(ValueError, match="direction, frames, size: expected"):
-        moving_clip(0, 0)
+    assert len(Moving(train=True, clips=6)) == 6
+    for odd in (0, 3):
+        with raises_for("clips"):
+            Moving(train=True, clips=odd)
+
+
+def test_moving_clips_have_the_asked_mode_and_frames():
+    for mode, shape in (("RGB", (20, 20, 3)), ("L", (20, 20))):
+        source = Moving(train=False, mode=mode, frames_available=10, size=20)
+        frames, _ = source.load(0, range)
+        assert [(frame.shape, frame.dtype) for frame in frames] == [(shape, np.uint8)] * 10
+    for wrong in ({"direction": 0}, {"frames": 1}, {"size": 7}):
+        with pytest.raises(ValueError, match="direction, frames, size: "):
+            moving_clip(**{"seed": 0, "direction": 1, **wrong})
