@@ -145,6 +145,19 @@ def test_too_many_unreadable_images_in_a_row_stop_the_run(count):
     assert (item.fatal, item.unreadable, item.target) == (None, ["image 2"], IGNORED)
 
 
+@pytest.mark.parametrize("in_training", [True, False])
+def test_an_image_of_a_class_out_of_range_is_unreadable(in_training):
+    number = Digits(train=True).targets.tolist().index(7)
+    stop, skip = (digits(num_classes=5, training=in_training, skip=s) for s in (False, True))
+    fatal = stop[Key(0, 0, number)].fatal
+    assert f"digit {number}: " in fatal
+    assert "class 7" in fatal
+    item = skip[Key(0, 0, number)]
+    assert item.unreadable[0] == f"digit {number}"
+    assert item.target in (range(5) if in_training else [IGNORED])
+    assert bool(item.image.any()) == in_training
+
+
 def test_a_place_that_only_fills_a_batch_loads_nothing():
     item = dataset_of(Unreadable(9))[Key(0, -1, 2)]
     assert (item.image.shape, item.target) == ((3, 16, 16), IGNORED)

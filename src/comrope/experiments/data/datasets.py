@@ -71,9 +71,10 @@ class ImageDataset(Dataset[Item]):
         for attempt in range(self.attempts if key.place >= 0 else 0):
             index = (key.sample + attempt) % len(self.source)
             try:
-                image, target = self.load(index, key)
-                if not 0 <= target < self.num_classes:
-                    raise ValueError(f"class {target}, expected less than {self.num_classes}")
+                loaded, label = self.load(index, key)
+                if not 0 <= label < self.num_classes:
+                    raise ValueError(f"class {label}, expected less than {self.num_classes}")
+                image, target = loaded, label
                 break
             except Exception as error:
                 unreadable.append(self.source.name(index))
