@@ -176,6 +176,7 @@ def test_a_class_that_is_not_in_training_is_named(folder):
         ({"splits": ["fit", "val"]}, "data.root", "'fit'; found train, val"),
         ({"name": "imagenet"}, "data.name", "imagenet"),
         ({"name": "wds/imagenet"}, "data.name", "stream"),
+        ({"name": "torch/no_such_set"}, "data.name", "no_such_set"),
         ({"name": "torch/cifar10"}, "data.root", "'train'"),
     ],
 )
@@ -184,6 +185,16 @@ def test_data_sets_that_do_not_exist_are_refused(folder, changes, argument, foun
     with raises_for(argument, UserError) as caught:
         open_images(train_split="train", **{**usual, **changes})
     assert found in str(caught.value)
+
+
+@FILES
+def test_a_file_that_is_no_tar_or_has_no_images_is_refused(tmp_path):
+    (tmp_path / "train.tar").write_bytes(b"not a tar")
+    with raises_for("data.root", UserError):
+        open_folder(tmp_path, ["train"])
+    tarfile.open(tmp_path / "train.tar", "w").close()
+    with raises_for("data.root", UserError):
+        open_folder(tmp_path, ["train"])
 
 
 def test_the_root_is_a_folder(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -190,7 +191,9 @@ def _create(name: str, root: str | None, split: str, classes: dict[str, int] | N
             class_map=classes or {},
             **(kept if place.suffix == ".tar" else {}),
         )
-    except (RuntimeError, OSError, ValueError, ImportError) as error:
+    except AssertionError as error:  # timm does not have it
+        raise UserError(f"data.name: expected a name of timm's, got {name!r} ({error})") from None
+    except (RuntimeError, OSError, ValueError, ImportError, tarfile.TarError) as error:
         raise UserError(
             f"data.root: split {split!r} of {root or name} cannot be read: {error}"
         ) from None
