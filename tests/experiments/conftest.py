@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from experiments.images import make_folder
+from support.images import make_folder
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def ucf(tmp_path_factory) -> Path:
     """UCF-101's layout: two classes, two training videos and one validation video each."""
-    from experiments.videos import write_video  # it needs OpenCV
+    from support.videos import write_video  # it needs OpenCV
 
     root = tmp_path_factory.mktemp("ucf")
     for name in ("Emu", "Ant"):

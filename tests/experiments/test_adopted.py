@@ -6,6 +6,8 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from support.images import config_for
+from support.runs import same, weights
 
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
@@ -13,8 +15,6 @@ from comrope.experiments.inspect import inspect_run
 from comrope.experiments.tasks.init_from import begin_with
 from comrope.experiments.training.evaluate import build_model, load_run
 from comrope.experiments.training.train import train
-from experiments.images import config_for
-from experiments.runs import same, weights
 from experiments.test_resume import stop_after
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.benches import CPU, TINY, command, fake, fake_part
 
 from comrope.experiments.bench import rivals, rotations, runner, suites
 from comrope.experiments.bench.language import llama_block
@@ -23,7 +24,6 @@ from comrope.experiments.bench.runner import (
 )
 from comrope.experiments.common import timing
 from comrope.experiments.common.timing import Times
-from experiments.benches import CPU, TINY, command, fake, fake_part
 
 GRID_SHAPE = Shape(5, 2, 16, (2, 2), CPU, torch.float32)
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quick_bench")]

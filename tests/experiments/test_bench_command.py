@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
+from support.benches import TINY, command, fake, fake_part
 
 from comrope.experiments.bench import parity, suites
 from comrope.experiments.bench.cases import Setting
 from comrope.experiments.bench.runner import Benchmark, Candidate, Part
 from comrope.experiments.common.errors import Interrupted
-from experiments.benches import TINY, command, fake, fake_part
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quick_bench")]
 

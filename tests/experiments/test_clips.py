@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from support.runs import tiny
 
 import comrope
 from comrope.analysis import rotary_modules
@@ -23,7 +24,6 @@ from comrope.experiments.training.evaluate import _places, build_model, evaluate
 from comrope.experiments.training.train import is_finished, train
 from comrope.experiments.training.trainer import Run
 from comrope.methods import METHODS
-from experiments.runs import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = {
@@ -208,7 +208,7 @@ def test_frames_that_do_not_fill_tubelets(tmp_path):
 @pytest.mark.parametrize("cache", [False, True])
 def test_bad_videos_are_named_or_skipped_and_counted(ucf, cache, tmp_path):
     """One that is empty and one that is missing, in training and in validation."""
-    from experiments.videos import copied
+    from support.videos import copied
 
     root = copied(ucf, tmp_path / "data")
     emu = root / "videos" / "Emu"
@@ -250,7 +250,7 @@ def test_angles_of_images_are_not_those_of_clips(tmp_path):
 
 def test_evaluation_counts_a_bad_clip_once(ucf, tmp_path):
     """The last batch is filled up with nothing, not with the last clip again."""
-    from experiments.videos import copied
+    from support.videos import copied
 
     root = copied(ucf, tmp_path / "data")
     (root / "splits" / "testlist01.txt").write_text(

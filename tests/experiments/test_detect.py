@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
+from support.runs import same, tiny, weights
 
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
@@ -20,7 +21,6 @@ from comrope.experiments.training.evaluate import build_model, vit_of
 from comrope.experiments.training.optim import parameter_groups
 from comrope.experiments.training.train import train
 from comrope.models import create_model
-from experiments.runs import same, tiny, weights
 
 CPU = torch.device("cpu")
 METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.runs import same, weights
 
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
@@ -20,7 +21,6 @@ from comrope.experiments.runs.log import read_log
 from comrope.experiments.training import trainer
 from comrope.experiments.training.evaluate import evaluate_run
 from comrope.experiments.training.train import is_finished, train
-from experiments.runs import same, weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = {

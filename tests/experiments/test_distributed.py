@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from experiments.runs import weights
+from support.runs import weights
 
 SETTINGS = (
     "digits", "--quiet", "model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=96",

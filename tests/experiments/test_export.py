@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.runs import tiny
 from torch import nn
 
 from comrope.experiments import export as exporting
@@ -21,7 +22,6 @@ from comrope.experiments.runs.directory import CONFIG, WEIGHTS
 from comrope.experiments.training.evaluate import build_model, load_run
 from comrope.models import ViT, create_model
 from comrope.models.export import Exportable
-from experiments.runs import tiny
 
 
 def nano(**options) -> ViT:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.runs import finetuned, in_process, same, tiny, weights
 
 import comrope
 from comrope.analysis import rotary_modules
@@ -22,7 +23,6 @@ from comrope.experiments.studies import run_name
 from comrope.experiments.tasks.init_from import begin_with
 from comrope.experiments.training.evaluate import build_model, load_run
 from comrope.experiments.training.train import train
-from experiments.runs import finetuned, in_process, same, tiny, weights
 from experiments.test_resume import stop_after
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.runs import finetuned, tiny
 
 from comrope.experiments import launch
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.launch import Job, run_all
-from experiments.runs import finetuned, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

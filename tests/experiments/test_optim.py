@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.runs import tiny
 
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.tasks.base import objective_of
 from comrope.experiments.training.evaluate import build_model
 from comrope.experiments.training.optim import parameter_groups
-from experiments.runs import tiny
 
 
 def said_of(config) -> dict[str, tuple[float, float]]:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.runs import in_process, same, tiny, weights
 
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.runs.log import read_log
 from comrope.experiments.training import checkpoint
 from comrope.experiments.training.evaluate import evaluate_run
 from comrope.experiments.training.train import train
-from experiments.runs import in_process, same, tiny, weights
 
 
 @pytest.fixture(scope="module")

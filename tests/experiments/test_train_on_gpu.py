@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.runs import tiny
 
 from comrope.experiments.common.errors import Interrupted
 from comrope.experiments.config import load_recipe
@@ -11,7 +12,6 @@ from comrope.experiments.data import scenes
 from comrope.experiments.runs.log import read_log
 from comrope.experiments.training.train import train
 from comrope.experiments.training.trainer import Run
-from experiments.runs import tiny
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,13 +8,12 @@ import pickle
 import sys
 import weakref
 
-import language_models as language
 import pytest
 import torch
-import vision_models
 from helpers import relative_error
-from torch import nn
-from vision_models import (
+from support import language_models as language
+from support import vision_models
+from support.vision_models import (
     ABSOLUTE,
     FAMILIES,
     angles,
@@ -26,6 +25,7 @@ from vision_models import (
     train,
     vit,
 )
+from torch import nn
 
 import comrope
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import language_models as language
 import pytest
 import torch
-import vision_models as vision
 from helpers import relative_error
+from support import language_models as language
+from support import vision_models as vision
 from torch import nn
 
 import comrope

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import checkpoint_gradients, relative_error
-from language_models import GROUPED, SIZES, build, logits, tokens, train
+from support.language_models import GROUPED, SIZES, build, logits, tokens, train
 
 import comrope
 

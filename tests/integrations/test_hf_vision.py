@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 from helpers import relative_error
-from vision_models import build, clip, images, seen
+from support.vision_models import build, clip, images, seen
 
 import comrope
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from helpers import relative_error
-from vision_models import build, eva, images, outputs, seen, train, vit
+from support.vision_models import build, eva, images, outputs, seen, train, vit
 
 import comrope
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import checkpoint_gradients, relative_error
+from support.vision_models import build, images, outputs, seen
 from torch import nn
-from vision_models import build, images, outputs, seen
 
 import comrope
 

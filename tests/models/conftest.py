@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import nano
+from support.vits import nano
 
 
 @pytest.fixture(scope="module")

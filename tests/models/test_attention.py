@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import relative_error
-from small import nano
+from support.vits import nano
 
 from comrope import ops
 from comrope.models import attention

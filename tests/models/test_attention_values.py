@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import relative_error
-from small import nano
+from support.vits import nano
 
 import comrope
 from comrope.models import ViT

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small import nano
+from support.vits import nano
 
 from comrope import RotaryEmbedding
 from comrope.methods import METHODS, create_method

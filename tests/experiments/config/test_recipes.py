@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.studies import plan_of
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import (
@@ -13,7 +14,6 @@ from comrope.experiments.config import (
     to_yaml,
 )
 from comrope.experiments.studies.reproduce import paper_figures
-from experiments.studies.made_up import plan_of
 
 
 def test_every_recipe_loads_with_every_method_and_can_be_written(tmp_path):

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from support.images import dataset_of, evaluation, open_folder, spoil, training
 
 from comrope.experiments.data.batches import IGNORED, Key
 from comrope.experiments.data.clips import Moving
@@ -21,7 +22,6 @@ from comrope.experiments.data.datasets import (
 from comrope.experiments.data.images import CachedImages, Digits
 from comrope.experiments.data.videos import open_clips
 from comrope.experiments.data.workers import create_loader, end, start
-from experiments.images import dataset_of, evaluation, open_folder, spoil, training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDING = 2  # of 255 levels, after two axes

@@ -8,11 +8,11 @@ from itertools import chain
 import numpy as np
 import pytest
 from helpers import raises_for
+from support.images import contents, open_folder, shards_of, tar_of
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.holdout import draw, held_out
 from comrope.experiments.data.images import CachedImages, Digits
-from experiments.images import contents, open_folder, shards_of, tar_of
 
 
 @pytest.mark.parametrize(("count", "share"), [(48, 0.25), (9469, 0.2), (10, 0.9), (7, 0.1)])

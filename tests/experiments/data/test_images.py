@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers import raises_for
 from PIL import Image
+from support.images import contents, open_folder, tar_of
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.images import (
@@ -21,7 +22,6 @@ from comrope.experiments.data.images import (
     pil_mode,
     require_root,
 )
-from experiments.images import contents, open_folder, tar_of
 
 FILES = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's
 

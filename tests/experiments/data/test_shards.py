@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from helpers import raises_for
 from PIL import Image
+from support.images import contents, dataset_of, open_folder, shards_of, spoil
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.batches import Key
 from comrope.experiments.data.shards import Shards, split_names
-from experiments.images import contents, dataset_of, open_folder, shards_of, spoil
 
 pytestmark = pytest.mark.usefixtures("server")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.images import evaluation, training
 
 from comrope.experiments.common.randomness import seeded
 from comrope.experiments.data.transforms import RandomCrop, Resize, resized, whole_clip
-from experiments.images import evaluation, training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDING = 2  # of 255 levels, after two axes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from helpers import raises_for
+from support.videos import copied, eight, in_folders, numbers_of, open_videos, write_video
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.ucf101 import training_classes
 from comrope.experiments.data.videos import Videos
-from experiments.videos import copied, eight, in_folders, numbers_of, open_videos, write_video
 
 # Lists
 

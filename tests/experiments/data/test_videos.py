@@ -14,13 +14,7 @@ import numpy as np
 import pytest
 from helpers import raises_for
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
-
-from comrope.experiments.common.errors import UserError
-from comrope.experiments.data import clips
-from comrope.experiments.data.clips import frame_numbers
-from comrope.experiments.data.videos import CachedVideos, open_clips
-from experiments.videos import (
+from support.videos import (
     FRAMES,
     copied,
     eight,
@@ -30,6 +24,12 @@ from experiments.videos import (
     source_of,
     write_video,
 )
+from torch.utils.data import DataLoader, Dataset
+
+from comrope.experiments.common.errors import UserError
+from comrope.experiments.data import clips
+from comrope.experiments.data.clips import frame_numbers
+from comrope.experiments.data.videos import CachedVideos, open_clips
 
 cv2 = pytest.importorskip("cv2")
 

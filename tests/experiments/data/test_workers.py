@@ -15,16 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-
-from comrope.experiments.data import workers
-from comrope.experiments.data.batches import Batch, TrainBatches, Validation
-from comrope.experiments.data.clips import Clips, Moving
-from comrope.experiments.data.datasets import ClipDataset, collate_images
-from comrope.experiments.data.holdout import held_out
-from comrope.experiments.data.images import CachedImages, Digits
-from comrope.experiments.data.videos import CachedVideos, Videos
-from comrope.experiments.data.workers import create_loader, end, start
-from experiments.images import (
+from support.images import (
     dataset_of,
     evaluation,
     make_folder,
@@ -34,6 +25,15 @@ from experiments.images import (
     tar_of,
     training,
 )
+
+from comrope.experiments.data import workers
+from comrope.experiments.data.batches import Batch, TrainBatches, Validation
+from comrope.experiments.data.clips import Clips, Moving
+from comrope.experiments.data.datasets import ClipDataset, collate_images
+from comrope.experiments.data.holdout import held_out
+from comrope.experiments.data.images import CachedImages, Digits
+from comrope.experiments.data.videos import CachedVideos, Videos
+from comrope.experiments.data.workers import create_loader, end, start
 
 pytestmark = [
     pytest.mark.usefixtures("server"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from support.studies import table_lines
+
 from comrope.experiments.studies.bench_tables import bench_table
-from experiments.studies.made_up import table_lines
 
 MACHINE = {"device": "GPU", "torch": "1", "triton": "3", "date": "2026-01-01", "cores": 2}
 

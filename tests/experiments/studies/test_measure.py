@@ -6,6 +6,8 @@ import json
 import shutil
 
 import pytest
+from support.runs import tiny
+from support.studies import finish_run, finish_runs, plan_of
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.runs.directory import WEIGHTS
@@ -20,8 +22,6 @@ from comrope.experiments.studies.measure import (
     measure_run,
 )
 from comrope.experiments.studies.study import Measurement
-from experiments.runs import tiny
-from experiments.studies.made_up import finish_run, finish_runs, plan_of
 
 CONFIG = tiny(evaluate__resolutions=(12, 24))
 

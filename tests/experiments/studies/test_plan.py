@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.studies import plan_of
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
 from comrope.experiments.studies import PRESETS, STUDIES, Row, run_name
 from comrope.experiments.studies.plan import Request, find_preset
 from comrope.experiments.tasks import task_of
-from experiments.studies.made_up import plan_of
 
 TRAINED = [name for name, study in STUDIES.items() if study.trains]
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from support.studies import finish_runs
 
 from comrope.experiments.cli import app
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.studies.report import MARK, fill, report
-from experiments.studies.made_up import finish_runs
 
 ROOT = Path(__file__).parent.parent.parent.parent
 DOCUMENTS = ("README.md", "docs/fast.md", "docs/reproduce.md", "docs/results.md")

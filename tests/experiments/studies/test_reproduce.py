@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.studies import finish_runs, table_lines
 
 from comrope.experiments import launch
 from comrope.experiments.cli import app
@@ -17,7 +18,6 @@ from comrope.experiments.studies import PRESETS, STUDIES, find_study
 from comrope.experiments.studies.plan import Request
 from comrope.experiments.studies.reproduce import _describe_data, paper_figures, reproduce
 from comrope.experiments.studies.study import METHODS
-from experiments.studies.made_up import finish_runs, table_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = '''

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_rel
+from support.studies import row_of
 
 from comrope.experiments.studies.stats import Difference, by_seed, compare, holm
-from experiments.studies.made_up import row_of
 
 settings.register_profile("comrope", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("comrope")

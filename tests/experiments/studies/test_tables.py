@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.studies import results_of, row_of, table_lines
+
 from comrope.experiments.studies import STUDIES
 from comrope.experiments.studies.stats import Difference
 from comrope.experiments.studies.tables import (
@@ -14,7 +16,6 @@ from comrope.experiments.studies.tables import (
     spread,
     study_table,
 )
-from experiments.studies.made_up import results_of, row_of, table_lines
 
 TABLE = STUDIES["comparison"]
 

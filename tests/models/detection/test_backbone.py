@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backbones import in_windows, small, tokenless
 from helpers import COMMUTING, relative_error
+from support.backbones import in_windows, small, tokenless
 from torch import nn
 
 import comrope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backbones import small
+from support.backbones import small
 from torchvision.ops import box_iou
 
 from comrope.analysis import rotary_modules

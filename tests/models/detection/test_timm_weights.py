@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backbones import small, tokenless
+from support.backbones import small, tokenless
 
 from comrope.models.detection import load_timm_weights
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.studies import results_of, row_of, table_lines
 
 from comrope.experiments import launch
 from comrope.experiments.common.figures import save
@@ -15,7 +16,6 @@ from comrope.experiments.studies import PRESETS, STUDIES
 from comrope.experiments.studies.fair.comparison import brief_figure, brief_table
 from comrope.experiments.studies.fair.rows import EXTENSIONS
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.studies.made_up import results_of, row_of, table_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STUDY = STUDIES["comparison"]

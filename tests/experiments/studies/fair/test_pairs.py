@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from support.studies import results_of, row_of
+
 from comrope.experiments.studies.fair.pairs import all_pairs, extension_pairs
 from comrope.experiments.studies.fair.rows import EXTENSIONS
-from experiments.studies.made_up import results_of, row_of
 
 BOTH = {"fields": dict.fromkeys(EXTENSIONS, 1.0)}
 

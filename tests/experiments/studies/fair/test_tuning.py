@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.studies import plan_of, results_of, row_of
 
 from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive, load_recipe
@@ -15,7 +16,6 @@ from comrope.experiments.studies.plan import Request
 from comrope.experiments.studies.report import kept_runs
 from comrope.experiments.studies.reproduce import existing_results
 from comrope.experiments.tasks import task_of
-from experiments.studies.made_up import plan_of, results_of, row_of
 
 ROOT = Path(__file__).parent.parent.parent.parent.parent
 STUDY = STUDIES["tuning"]

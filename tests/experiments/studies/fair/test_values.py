@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from support.studies import finish_runs, plan_of, results_of, row_of
+
 from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.studies import STUDIES
 from comrope.experiments.studies.fair import rows, values
 from comrope.experiments.studies.fair.rows import EXTENSIONS
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.studies.made_up import finish_runs, plan_of, results_of, row_of
 
 STUDY = STUDIES["values"]
 

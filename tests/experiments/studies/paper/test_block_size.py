@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from support.studies import results_of, row_of, table_lines
+
 from comrope.experiments.studies import STUDIES
 from comrope.experiments.studies.reproduce import paper_figures
-from experiments.studies.made_up import results_of, row_of, table_lines
 
 
 def swept(key: str, values: tuple[float, ...], study: str) -> dict:

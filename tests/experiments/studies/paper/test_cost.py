@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.studies import table_lines
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.studies import STUDIES
 from comrope.experiments.studies.paper import cost
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.studies.made_up import table_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = ["model.name=vit_nano_patch4_12", "train.batch_size=2"]

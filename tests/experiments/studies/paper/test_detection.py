@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.studies import plan_of, results_of, row_of, table_lines
 
 from comrope.experiments import launch
 from comrope.experiments.data import scenes
@@ -10,7 +11,6 @@ from comrope.experiments.studies import STUDIES
 from comrope.experiments.studies.paper.detection import ap_by_epoch
 from comrope.experiments.studies.reproduce import paper_figures, reproduce
 from comrope.experiments.tasks.coco_metrics import METRICS
-from experiments.studies.made_up import plan_of, results_of, row_of, table_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = ("train.epochs=1", "train.batch_size=16", "train.log_every=1", "evaluate.every=1")

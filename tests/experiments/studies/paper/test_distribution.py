@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.runs import tiny
+from support.studies import finish_run, plan_of, table_lines
 
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.runs import tiny
-from experiments.studies.made_up import finish_run, plan_of, table_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from support.studies import finish_runs, plan_of
 
 from comrope.experiments import launch
 from comrope.experiments.config import load_recipe
 from comrope.experiments.studies import PRESETS, STUDIES, run_name
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.studies.made_up import finish_runs, plan_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

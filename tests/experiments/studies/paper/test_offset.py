@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.runs import tiny
+from support.studies import finish_run, finish_runs, plan_of, results_of, row_of
+from support.studies import table_lines as lines_of
 
 from comrope.experiments.studies import STUDIES
 from comrope.experiments.studies.paper.offset import accuracy_by_offset
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.runs import tiny
-from experiments.studies.made_up import finish_run, finish_runs, plan_of, results_of, row_of
-from experiments.studies.made_up import table_lines as lines_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

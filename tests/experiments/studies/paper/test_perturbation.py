@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.studies.made_up import plan_of
+from support.studies import plan_of
 
 
 def test_two_methods_have_five_strengths():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.studies import plan_of, results_of, row_of, table_lines
 
 from comrope.experiments import launch
 from comrope.experiments.studies.paper import video
 from comrope.experiments.studies.paper.video import NO_TIME, pair_accuracy, pair_of
 from comrope.experiments.studies.reproduce import reproduce
-from experiments.studies.made_up import plan_of, results_of, row_of, table_lines
 
 CLASSES = ["LeftSwipe", "RightSwipe", "Stop"]
 

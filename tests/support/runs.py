@@ -1,0 +1,63 @@
+"""What the tests of runs share: a run of seconds, in this process or in one that can be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.data import workers
+from comrope.experiments.training.train import train
+
+# There is one server a process: for what the tests start as well.
+workers.PRELOAD = (*workers.PRELOAD, "comrope.experiments.training.train", "support.runs")
+TINY = {
+    "model.name": "vit_nano_patch4_12",
+    "train.epochs": 2,
+    "train.batch_size": 120,  # 11 steps an epoch
+    "train.perturbation_per": "sample",
+    "train.log_every": 1,
+    "train.checkpoint_every": 4,
+    "evaluate.resolutions": (12,),
+}
+
+
+def tiny(**overrides) -> Config:
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_recipe("digits").with_overrides({**TINY, **named})
+
+
+def finetuned(start: Path | str, method: str = "comrope-ld", **options) -> Config:
+    """A method on top of the absolute positions of ``start``, from zero where it can."""
+    fields = {"model__position": method, "model__ape": True, "model__init": "zeros"}
+    if method in ("ape", "rope"):
+        fields |= {"model__init": "normal", "model__ape": method == "rope"}
+    options = {"train__perturbation": 0.0, "train__epochs": 1, **fields, **options}
+    return tiny(train__start_from=str(start), **options)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _child(config: Config, folder: Path) -> None:
+    torch.set_num_threads(1)
+    train(config, folder, progress=False)
+
+
+def in_process(config: Config, folder: Path) -> multiprocessing.Process:
+    """A real process, forked from a server that has imported everything: it starts at once."""
+    workers.start_server()
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_child, args=(config, folder)
+    )
+    process.start()
+    return process
