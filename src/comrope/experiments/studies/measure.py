@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 FEW = 2  # missing rows of one name that are listed one by one
-EMBEDDED = ("digits", "moving")  # data that need no folder
 
 
 class NoRuns(UserError):
@@ -211,9 +210,8 @@ def usable(study: Study, config: Config, runs: Runs, *, measure: bool) -> Finish
     found = Finished(config, record)
     if wanted is None or _known(wanted, found, anywhere=True) is not None:
         return found
-    data = config.data
-    has_data = data.name in EMBEDDED if data.root is None else Path(data.root).exists()
-    can_measure = _weights(record) is not None and (has_data or not wanted.needs_data)
+    has_data = not wanted.needs_data or task_of(config).has_data()
+    can_measure = _weights(record) is not None and has_data
     return found if measure and can_measure else None
 
 

@@ -172,7 +172,8 @@ def _starts(
 
 
 def _check_start(start: Start, config: Config) -> None:
-    if start.other_data and config.data.root is None and config.data.name != "digits":
+    embedded = config.data.name in task_of(config).embedded
+    if start.other_data and config.data.root is None and not embedded:
         raise UserError(
             f"{PRETRAIN}data.root: not given; expected the folder of the data for pre-training the "
             "backbone, or a trained one in train.start_from"

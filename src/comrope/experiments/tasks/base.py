@@ -78,12 +78,14 @@ class Task(ABC):
         headline: The metric that a result is read for, such as "top1".
         unit: Of the headline, such as "%".
         samples: What to call the samples in messages and results.
+        embedded: Names of data (``data.name``) that come with the package and need no folder.
     """
 
     name: ClassVar[str]
     headline: ClassVar[str]
     unit: ClassVar[str] = "%"
     samples: ClassVar[str] = "samples"
+    embedded: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -124,6 +126,11 @@ class Task(ABC):
             raise UserError(f"offsets: the coordinates of {self.name} cannot be moved; expected 0")
 
     # Data
+
+    def has_data(self) -> bool:
+        """Return whether there is something to open: embedded data, or a folder that exists."""
+        data = self.config.data
+        return data.name in self.embedded if data.root is None else Path(data.root).exists()
 
     @abstractmethod
     def open(self, *, train: bool = True) -> Splits:

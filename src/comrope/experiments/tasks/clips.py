@@ -39,6 +39,7 @@ class ClipTask(ImageTask):
     """Classes of clips, by a ViT of comrope on three axes: time, rows and columns."""
 
     name = "clips"
+    embedded = ("moving",)
     num_axes = 3
 
     # Configuration

@@ -59,6 +59,7 @@ class DetectionTask(Task):
     """Boxes, and masks if ``detect.kind`` is "mask", of the objects in images."""
 
     name, headline, samples = "detection", "AP", "images"
+    embedded = ("scenes",)
 
     # Configuration
 

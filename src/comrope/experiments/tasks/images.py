@@ -52,6 +52,7 @@ class ImageTask(Task):
     """Classes of images, by a ViT of comrope or of timm."""
 
     name, headline, samples = "images", "top1", "images"
+    embedded = ("digits",)
     num_axes = 2
 
     def __init__(self, config: Config) -> None:
