@@ -248,7 +248,7 @@ def test_sigterm_to_a_study_saves_the_runs_and_the_same_command_goes_on(tmp_path
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 143, said
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     assert "Traceback" not in said
     assert list(logs.glob("*/checkpoints/step-*"))
     comrope(*arguments)

@@ -7,7 +7,7 @@ from support.runs import finetuned, tiny
 
 from comrope.experiments import launch
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.launch import Job, run_all
+from comrope.experiments.launch import Run, run_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,13 +17,13 @@ def test_what_others_start_from_is_run_first(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "train", lambda config, folder, progress: ran.append(folder.name))
     monkeypatch.setattr(launch, "slots", lambda device, per_gpu: [launch.Slot(None, 1)])
     starts = {"c": "b", "b": "a", "d": "elsewhere", "a": None}
-    jobs = [
-        Job(tiny(train__start_from=start and str(tmp_path / start)), tmp_path / name)
+    runs = [
+        Run(tiny(train__start_from=start and str(tmp_path / start)), tmp_path / name)
         for name, start in starts.items()
     ]
-    run_all(jobs, device="cpu", progress=False)
+    run_all(runs, device="cpu", progress=False)
     assert ran == ["d", "a", "b", "c"]
-    circle = [Job(tiny(train__start_from=str(tmp_path / "a")), tmp_path / "a")]
+    circle = [Run(tiny(train__start_from=str(tmp_path / "a")), tmp_path / "a")]
     with pytest.raises(UserError, match="start from each other"):
         run_all(circle, device="cpu", progress=False)
 
@@ -38,9 +38,9 @@ def test_processes_wait_for_what_they_start_from_and_not_for_what_failed(tmp_pat
         "good": first,
         "bad": finetuned(tmp_path / "nowhere"),
     }
-    jobs = [Job(config, tmp_path / name) for name, config in configs.items()]
+    runs = [Run(config, tmp_path / name) for name, config in configs.items()]
     with pytest.raises(UserError) as caught:
-        run_all(jobs, device="cpu", progress=False)
+        run_all(runs, device="cpu", progress=False)
     assert str(caught.value).splitlines() == [
         f"bad: train.start_from: {tmp_path}/nowhere holds no run (no config.yaml)",
         f"from-bad: train.start_from: {tmp_path}/bad holds no run (no config.yaml)",

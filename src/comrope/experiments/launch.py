@@ -1,4 +1,4 @@
-"""Many runs: those that are missing, some on each GPU, or all GPUs for one after the other."""
+"""Train several runs on this machine: side by side on its GPUs or cores, or one after the other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from queue import Empty
 from typing import Any, NamedTuple
@@ -20,14 +21,22 @@ from comrope.experiments.config import Config
 from comrope.experiments.data.cache import SIDE_BY_SIDE
 from comrope.experiments.training.train import is_finished, train
 
-__all__ = ["Job", "is_distributed", "relaunch_on_all_gpus", "run_all", "slots"]
+__all__ = [
+    "Run",
+    "is_distributed",
+    "missing_runs",
+    "reason",
+    "relaunch_on_all_gpus",
+    "run_all",
+    "slots",
+]
 
 WATCH_SECONDS = 2.0
 MOST_ON_CPU = 8  # runs at a time, a GiB or more each
 
 
-class Job(NamedTuple):
-    """A run to train, and its folder."""
+class Run(NamedTuple):
+    """A run to train: its configuration and its folder."""
 
     config: Config
     folder: Path
@@ -40,18 +49,24 @@ class Job(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A place where one run at a time can go on: a GPU, or a few CPU threads."""
+    """What a worker process trains on: a GPU, or a few CPU threads."""
 
     gpu: int | None
     threads: int
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several that torchrun or accelerate launched."""
+    """Return whether this process is one of several that torchrun or accelerate launched."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def slots(device: str, per_gpu: int = 1) -> list[Slot]:
+    """Return the slots of this machine.
+
+    Args:
+        device: "auto", or "cpu" for no GPU even if there is one.
+        per_gpu: Slots on each GPU.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = cores or 1
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
@@ -63,40 +78,70 @@ def slots(device: str, per_gpu: int = 1) -> list[Slot]:
 
 
 def relaunch_on_all_gpus(arguments: list[str]) -> None:
-    """Become a torchrun of ``comrope`` with these arguments over all GPUs, if there are several."""
+    """Replace this process with torchrun over all GPUs, if there are several.
+
+    Args:
+        arguments: Of the command ``comrope``.
+    """
     gpus = torch.cuda.device_count()
     if gpus > 1 and not is_distributed():
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         os.execv(sys.executable, [sys.executable, *launch, "-m", "comrope", *arguments])
 
 
-def run_all(tasks: list[Job], *, device: str, per_gpu: int = 1, progress: bool = True) -> None:
-    """Finish every task, after the one that it starts from, ``per_gpu`` at a time on each GPU;
-    errors of single runs are told when the others are through."""
-    unique = {task.folder: task for task in tasks}.values()
-    missing = _in_order([task for task in unique if not is_finished(task.config, task.folder)])
+def run_all(runs: Iterable[Run], *, device: str, per_gpu: int = 1, progress: bool = True) -> None:
+    """Train every run that is not finished, each after the run that it starts from.
+
+    Args:
+        runs: The runs. Repeated folders count once.
+        device: "auto" or "cpu".
+        per_gpu: Runs at a time on each GPU.
+        progress: Show progress bars.
+
+    Raises:
+        UserError: Some runs failed. The others have finished.
+        Interrupted: A signal asked to stop. Unfinished runs have saved themselves.
+    """
+    missing = missing_runs(runs)
     if not missing:
         return
-    done = len(unique) - len(missing)
-    if done:
-        say(f"{done} of {len(unique)} runs are there already")
     places = slots(device, per_gpu)[: len(missing)]
     if is_distributed() or len(places) == 1:
-        for task in missing:
-            train(task.config, task.folder, progress=progress)
+        for run in missing:
+            train(run.config, run.folder, progress=progress)
         return
     failures = _in_processes(missing, places, progress)
     if failures:
         raise UserError("\n".join(failures))
 
 
-def _in_order(tasks: list[Job]) -> list[Job]:
-    """As they come, but every task after the one that it starts from."""
-    ordered: list[Job] = []
-    left = [*tasks]
+def missing_runs(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that are not finished, each after the one that it starts from.
+
+    Raises:
+        UserError: Runs start from each other.
+    """
+    unique = {run.folder: run for run in runs}.values()
+    missing = _in_order([run for run in unique if not is_finished(run.config, run.folder)])
+    finished = len(unique) - len(missing)
+    if finished and missing:
+        say(f"{finished} of {len(unique)} runs are finished already")
+    return missing
+
+
+def reason(run: Run, failure: Exception) -> str:
+    """Return one line: which run failed, and why."""
+    kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
+    return f"{run.folder.name}: {kind}{failure}"
+
+
+def _in_order(runs: list[Run]) -> list[Run]:
+    """Move every run behind the one that it starts from; keep the order otherwise."""
+    ordered: list[Run] = []
+    left = [*runs]
     while left:
-        folders = {task.folder for task in left}
-        ready = next((task for task in left if task.start not in folders), None)
+        folders = {run.folder for run in left}
+        ready = next((run for run in left if run.start not in folders), None)
         if ready is None:
             raise UserError("train.start_from: runs that start from each other")
         ordered.append(ready)
@@ -104,11 +149,20 @@ def _in_order(tasks: list[Job]) -> list[Job]:
     return ordered
 
 
-def _in_processes(tasks: list[Job], places: list[Slot], progress: bool) -> list[str]:
+class Queues(NamedTuple):
+    """What this process and its workers share."""
+
+    runs: Any  # (number, run) of runs that may begin
+    reports: Any  # (number, failure or None) of runs that have ended
+    complete: Any  # 1 if no run will be added; without a lock, which a killed worker could hold
+
+
+def _in_processes(runs: list[Run], places: list[Slot], progress: bool) -> list[str]:
+    """Train runs in worker processes, one for each slot; return the failures."""
     context = multiprocessing.get_context("spawn")
-    board = Board(context.Queue(), context.Queue(), context.RawValue("b", 0))
+    queues = Queues(context.Queue(), context.Queue(), context.RawValue("b", 0))
     workers = [
-        context.Process(target=_work, args=(slot, board, os.getpid(), len(places)), daemon=False)
+        context.Process(target=_work, args=(slot, queues, os.getpid(), len(places)), daemon=False)
         for slot in places
     ]
     for worker in workers:
@@ -118,55 +172,48 @@ def _in_processes(tasks: list[Job], places: list[Slot], progress: bool) -> list[
         for worker in workers:
             if worker.is_alive():
                 worker.terminate()
-        raise Interrupted("stopped; the runs have saved themselves, the same command goes on")
+        raise Interrupted("stopped; the runs have saved themselves, the same command continues")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _collect(tasks, workers, board, progress)
+        return _collect(runs, workers, queues, progress)
     finally:
-        board.complete.value = 1
+        queues.complete.value = 1
         for worker in workers:
             worker.join()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class Board(NamedTuple):
-    """Between a study and its workers."""
-
-    queue: Any  # tasks that may begin, with their numbers
-    reports: Any  # numbers of those that have ended, with what went wrong
-    complete: Any  # 1 when no more will be put on the queue; without a lock that could be left held
-
-
-def _collect(tasks: list[Job], workers: list[Any], board: Board, progress: bool) -> list[str]:
+def _collect(runs: list[Run], workers: list[Any], queues: Queues, progress: bool) -> list[str]:
+    """Pass runs to the workers, wait until all have ended, and return the failures."""
     failures: list[str] = []
-    left, waiting = set(range(len(tasks))), list(range(len(tasks)))
+    left, waiting = set(range(len(runs))), list(range(len(runs)))
     with progress_bar(progress, "runs") as bar:
-        bars = bar.add_task("runs", total=len(tasks), note="")
+        row = bar.add_task("runs", total=len(runs), note="")
         while left:
-            under_way = {tasks[number].folder for number in left}
-            for number in [n for n in waiting if tasks[n].start not in under_way]:
-                board.queue.put((number, tasks[number]))
+            unfinished = {runs[number].folder for number in left}
+            for number in [n for n in waiting if runs[n].start not in unfinished]:
+                queues.runs.put((number, runs[number]))
                 waiting.remove(number)
             if not waiting or any(worker.exitcode for worker in workers):
-                board.complete.value = 1  # what waits for a run that was killed would wait forever
+                queues.complete.value = 1  # a run that waits for a killed one would wait forever
             try:
-                number, error = board.reports.get(timeout=WATCH_SECONDS)
+                number, failure = queues.reports.get(timeout=WATCH_SECONDS)
             except Empty:
                 if any(worker.is_alive() for worker in workers):
                     continue
-                names = ", ".join(tasks[number].folder.name for number in sorted(left))
+                names = ", ".join(runs[number].folder.name for number in sorted(left))
                 return [*failures, f"a process was killed; not finished: {names}"]
             left.discard(number)
-            if error:
-                failures.append(error)
-            bar.update(bars, advance=1, note=tasks[number].folder.name)
+            if failure:
+                failures.append(failure)
+            bar.update(row, advance=1, note=runs[number].folder.name)
     return failures
 
 
-def _work(slot: Slot, board: Board, parent: int, workers: int) -> None:
-    """The life of a worker: one run after the other in its slot."""
+def _work(slot: Slot, queues: Queues, parent: int, workers: int) -> None:
+    """Train one run after the other in a slot: the main function of a worker process."""
     os.environ[SIDE_BY_SIDE] = str(workers)
     if slot.gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -174,29 +221,27 @@ def _work(slot: Slot, board: Board, parent: int, workers: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[slot.gpu]
     torch.set_num_threads(slot.threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent passes it on
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_stop_without, args=(parent,), daemon=True).start()
     while True:
-        complete = board.complete.value  # asked first: whatever was put before that arrives in time
+        complete = queues.complete.value  # read first: what was put before it arrives in time
         try:
-            number, task = board.queue.get(timeout=0.2)
+            number, run = queues.runs.get(timeout=0.2)
         except Empty:
             if complete:
                 return
             continue
         try:
-            train(task.config, task.folder, progress=False)
-            error = None
+            train(run.config, run.folder, progress=False)
+            failure = None
         except Interrupted:
             return
-        except UserError as failure:
-            error = f"{task.folder.name}: {failure}"
-        except Exception as failure:  # the others go on
-            error = f"{task.folder.name}: {type(failure).__name__}: {failure}"
-        board.reports.put((number, error))
+        except Exception as error:  # the other runs continue
+            failure = reason(run, error)
+        queues.reports.put((number, failure))
 
 
-def _leave_with(parent: int) -> None:
-    """Save and stop when the parent is gone: a run must not go on unseen."""
+def _stop_without(parent: int) -> None:
+    """Save and stop when the parent process is gone: no run trains unattended."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -171,10 +171,10 @@ def test_studies_are_listed(capsys):
 
 
 def test_known_runs_are_not_trained_but_what_missing_ones_start_from_is(tmp_path, monkeypatch):
-    seen: list[launch.Job] = []
+    seen: list[launch.Run] = []
 
-    def note(jobs, **_):
-        seen.extend(jobs)
+    def note(runs, **_):
+        seen.extend(runs)
         raise Interrupted("here")
 
     monkeypatch.setattr("comrope.experiments.studies.reproduce.run_all", note)
@@ -196,10 +196,10 @@ def test_known_runs_are_not_trained_but_what_missing_ones_start_from_is(tmp_path
 
 def test_runs_go_seed_by_seed(tmp_path, monkeypatch):
     """So a study that is stopped has all its rows, with fewer seeds."""
-    seen: list[launch.Job] = []
+    seen: list[launch.Run] = []
 
-    def note(jobs, **_):
-        seen.extend(launch._in_order(jobs))
+    def note(runs, **_):
+        seen.extend(launch._in_order(runs))
         raise Interrupted("here")
 
     monkeypatch.setattr("comrope.experiments.studies.reproduce.run_all", note)

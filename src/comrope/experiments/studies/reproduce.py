@@ -17,7 +17,7 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.figures import save
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config, load_recipe, to_dict
-from comrope.experiments.launch import Job, run_all
+from comrope.experiments.launch import Run, run_all
 from comrope.experiments.runs.store import open_store
 from comrope.experiments.studies import find_study
 from comrope.experiments.studies.measure import (
@@ -122,7 +122,7 @@ def _train(study: Study, plan: Plan, runs: Runs, per_gpu: int, progress: bool) -
     missing = [c for c in every if not usable(study, c, runs, measure=True)]
     starts = {config.train.start_from for config in missing}  # their weights are needed
     wanted = [c for c in every if c in missing or str(runs.path(c)) in starts]
-    jobs = [Job(config, runs.path(config)) for config in wanted]
+    jobs = [Run(config, runs.path(config)) for config in wanted]
     run_all(jobs, device=plan.base.train.device, per_gpu=per_gpu, progress=progress)
 
 
