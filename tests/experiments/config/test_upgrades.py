@@ -6,7 +6,7 @@ import pytest
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config, load_recipe, to_yaml
-from comrope.experiments.config.upgrades import SCHEMA, UPGRADES, upgrade
+from comrope.experiments.config.upgrades import SCHEMA, upgrade
 
 OF_SCHEMA_1 = """
 model: {position: liere, near: 4.0, rope_units: relative, init: turned}
@@ -46,14 +46,15 @@ def test_earlier_names_are_accepted_as_typed_with_a_warning():
     assert config.model.init == "rope-random-axes"
 
 
-def test_removed_fields_are_dropped_at_their_default_only(monkeypatch):
-    step = UPGRADES[1]._replace(removed={"train.gone": 1.0})
-    monkeypatch.setitem(UPGRADES, 1, step)
-    found, changes = upgrade({"train.gone": 1, "train.epochs": 3})
-    assert found == {"train.epochs": 3}
-    assert len(changes) == 1
-    with pytest.raises(UserError, match=r"train\.gone: .*1\.0, got 2"):
-        upgrade({"train.gone": 2})
+def test_removed_fields_are_dropped_at_their_default_only(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("schema: 2\ntrain: {rescale: 1.0, epochs: 3}\noptim: {basis_lr_scale: 1.0}\n")
+    assert load_recipe(path).train.epochs == 3
+    path.write_text("schema: 2\ntrain: {rescale: 2.0}\n")
+    with pytest.raises(UserError, match=r"train\.rescale: .*1\.0, got 2"):
+        load_recipe(path)
+    with pytest.warns(DeprecationWarning, match=r"optim\.angle_weight_decay"):
+        Config().with_overrides(["optim.angle_weight_decay=0"])
 
 
 def test_present_names_are_left_as_they_are():

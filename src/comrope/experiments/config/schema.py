@@ -138,10 +138,6 @@ class Optim:
     name: str = option("adamw", help="An optimizer of timm.")
     lr: float = option(1e-3, help="Learning rate.")
     angle_lr_scale: float = option(1.0, help="Factor on the learning rate of the angles.")
-    basis_lr_scale: float = option(
-        1.0, help="Factor on the learning rate of the basis of comrope-torus, over the angles'."
-    )
-    angle_weight_decay: float = option(0.0, help="Weight decay of the angles.")
     layer_decay: float = option(
         1.0,
         above=0,
@@ -186,9 +182,6 @@ class Train:
     )
     perturbation_axes: tuple[int, ...] = option(
         (), help="Numbers of the axes that are perturbed; by default all."
-    )
-    rescale: float = option(
-        1.0, minimum=1, help="Largest factor by which coordinates are scaled at random."
     )
     precision: str = option(
         "no", choices=("no", "bf16", "fp16"), help="Mixed precision; no for float32."

@@ -10,7 +10,7 @@ from comrope.experiments.config.build import Text
 
 __all__ = ["SCHEMA", "upgrade", "upgrade_tree"]
 
-SCHEMA = 2  # of the fields; written to every run's config.yaml
+SCHEMA = 3  # of the fields; written to every run's config.yaml
 
 
 class Upgrade(NamedTuple):
@@ -29,7 +29,16 @@ UPGRADES = {
         },
         values={"model.init": {"turned": "rope-random-axes", "scattered": "isotropic"}},
         removed={},
-    )
+    ),
+    2: Upgrade(
+        renamed={},
+        values={},
+        removed={
+            "optim.angle_weight_decay": 0.0,
+            "optim.basis_lr_scale": 1.0,
+            "train.rescale": 1.0,
+        },
+    ),
 }
 
 
