@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.common.errors import Interrupted
 from comrope.experiments.config import Config, load_recipe
 from comrope.experiments.data import workers
-from comrope.experiments.training.train import train
+from comrope.experiments.tasks import task_of
+from comrope.experiments.training.state import Snapshot
+from comrope.experiments.training.train import RunFolder, train
+from comrope.experiments.training.trainer import Trainer
 
 # There is one server a process: for what the tests start as well.
 workers.PRELOAD = (*workers.PRELOAD, "comrope.experiments.training.train", "support.runs")
@@ -61,3 +68,37 @@ def in_process(config: Config, folder: Path) -> multiprocessing.Process:
     )
     process.start()
     return process
+
+
+class Memory:
+    """The sink of a trainer, in memory; asks to stop after a step."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.stop_after = stop_after
+        self.records: list[dict[str, Any]] = []
+        self.states: list[Snapshot] = []
+
+    def should_stop(self, step: int) -> bool:
+        return step == self.stop_after
+
+    def checkpoint(self, state: Snapshot) -> None:
+        self.states.append(state)
+
+    def log(self, event: str, **values: Any) -> None:
+        self.records.append({"event": event, **values})
+
+    def values(self, event: str, name: str) -> list[Any]:
+        """A value of all records of an event."""
+        return [record[name] for record in self.records if record["event"] == event]
+
+
+def trainer_of(config: Config, sink: Memory | None = None) -> Trainer:
+    return Trainer(task_of(config), create_accelerator("cpu"), sink or Memory())
+
+
+def stop_after(step: int, config: Config, folder: Path) -> None:
+    """Train in a folder and stop after this step, as on a signal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "should_stop", lambda folder, done: done == step)
+        with pytest.raises(Interrupted):
+            train(config, folder, progress=False)
