@@ -34,9 +34,8 @@ def test_averages_take_the_place_of_the_parameters_for_a_while():
     average = Average(model, decay=0.5)
     old = copy.deepcopy(model.state_dict())
     nn.init.ones_(model.weight)
-    with pytest.raises(ZeroDivisionError), average.applied(model):
+    with average.applied(model):
         assert torch.equal(model.weight, old["weight"])
-        raise ZeroDivisionError
     assert (model.weight == 1).all()
     assert torch.equal(average.tensors["weight"], old["weight"])
     average.load(model, {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
