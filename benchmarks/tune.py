@@ -23,8 +23,8 @@ import comrope
 from comrope.angles import CollinearAngles, CommutingAngles, GeneralAngles
 from comrope.experiments.common.timing import make_ready, time_in_turns
 from comrope.ops.kernels import launch
-from comrope.ops.kernels.entry import prepare
 from comrope.ops.kernels.launch import Heads, Turning
+from comrope.ops.kernels.operators import prepare
 from comrope.ops.layout import unpack
 
 DEVICE = torch.device("cuda")

@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from comrope.ops.kernels import blocks, blocks_back, finish, launch, rotation, rotation_back
+from comrope.ops.kernels import launch
 from comrope.ops.kernels.launch import Heads, Turning
 from comrope.ops.layout import unpack
 
@@ -83,14 +83,16 @@ def compile_both(
     halves: bool = False,
 ) -> None:  # fmt: skip
     """Forward and backward of a torus, a line, or planes without a basis."""
-    for room, name, way in (
-        (rotation, "rotate_kernel", "forward"),
-        (blocks, "rotate_blocks_kernel", "forward"),
-        (rotation_back, "rotate_back_kernel", "backward"),
-        (blocks_back, "rotate_blocks_back_kernel", "backward"),
-        (finish, "finish_kernel", "finish"),
+    for name, way in (
+        ("rotate_kernel", "forward"),
+        ("rotate_blocks_kernel", "forward"),
+        ("rotate_back_kernel", "backward"),
+        ("rotate_blocks_back_kernel", "backward"),
+        ("finish_kernel", "finish"),
     ):
-        setattr(launch, name, Compiled(getattr(room, name), f"{label} {way}"))
+        kernel = getattr(launch, name)
+        kernel = kernel.kernel if isinstance(kernel, Compiled) else kernel
+        setattr(launch, name, Compiled(kernel, f"{label} {way}"))
     with torch.device("meta"):
         qkv = torch.empty(batch, tokens, heads * (group + 2), dim, dtype=dtype)
         given = Heads(*unpack(qkv, heads))

@@ -12,7 +12,7 @@ import torch
 
 import comrope
 from comrope.angles import spectrum_by_eigh
-from comrope.ops.kernels.spectrum import skew_spectrum_kernel
+from comrope.ops.kernels.jacobi import skew_spectrum_kernel
 
 NARROW = torch.bfloat16
 CASES = (

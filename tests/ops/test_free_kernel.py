@@ -28,7 +28,7 @@ def skew_exponential(matrices):
 
 
 def rotate_free(*inputs):
-    from comrope.ops.kernels.free import rotate_free
+    from comrope.ops.kernels.apply_rotation import rotate_free
 
     return rotate_free(*inputs)
 

@@ -81,19 +81,19 @@ def test_function_transforms_are_left_to_the_spectral_path():
 
 @pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])
 def test_operators_are_well_formed(name):
-    from comrope.ops.kernels import entry, fused
+    from comrope.ops.kernels import operators
 
     rope = make(name, dtype=torch.float32, block_size=8, head_dim=16).to(DEVICE)
     q, k = (x.detach().float().to(DEVICE).requires_grad_() for x in queries_and_keys(rope))
     positions = torch.rand(6, 2, device=DEVICE)
-    prepared = entry.prepare(positions, rope.angles())
+    prepared = operators.prepare(positions, rope.angles())
     prepared = tuple(p.detach() if isinstance(p, torch.Tensor) else p for p in prepared)
-    torch.library.opcheck(fused.rotate, (q, k, *prepared, 0, False))
+    torch.library.opcheck(operators.rotate, (q, k, *prepared, 0, False))
     qkv = torch.randn(2, 6, 8, 16, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(fused.rotate_packed, (qkv, *prepared, 0, False))
+    torch.library.opcheck(operators.rotate_packed, (qkv, *prepared, 0, False))
     positions, frequencies, basis, *_, size = prepared
     arguments = (qkv.detach(), positions, frequencies, basis, size, 0, False)
-    torch.library.opcheck(fused.rotate_packed_, arguments)
+    torch.library.opcheck(operators.rotate_packed_, arguments)
 
 
 @pytest.mark.parametrize("name", ["rope-mixed", "comrope-ld", "comrope-torus"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 tl = pytest.importorskip("triton.language")
 
 from comrope.angles import plane_generators, skew_spectrum  # noqa: E402
-from comrope.ops.kernels import spectrum  # noqa: E402
-from comrope.ops.kernels.spectrum import skew_spectrum_kernel, supported  # noqa: E402
+from comrope.ops.kernels import jacobi  # noqa: E402
+from comrope.ops.kernels.jacobi import skew_spectrum_kernel, supported  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (4, 8, 16, 32)
@@ -152,7 +152,7 @@ def test_one_or_more_matrices_a_program_and_nothing_beyond_the_last(matrices):
     skew = torch.cat((random_skew(count, size), torch.full_like(random_skew(2, size), torch.nan)))
     basis = torch.full_like(skew, torch.nan)
     frequencies = torch.full_like(skew[..., : size // 2, 0], torch.nan)
-    spectrum._spectrum[(-(-count // matrices),)](
+    jacobi._spectrum[(-(-count // matrices),)](
         skew, basis, frequencies, count, 1e-26,
         SIZE=size, MATRICES=matrices, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
@@ -190,7 +190,7 @@ def test_on_a_device_nothing_waits_and_neighbours_do_not_matter(size):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a compiled kernel does not see the change")
 def test_a_third_of_the_sweeps_it_may_take_are_enough(monkeypatch):
-    monkeypatch.setattr(spectrum, "_MAX_SWEEPS", tl.constexpr(13))
+    monkeypatch.setattr(jacobi, "_MAX_SWEEPS", tl.constexpr(13))
     skew = torch.cat(list(every_kind(8).values()))
     assert_is_spectrum(skew, *skew_spectrum_kernel(skew))
 

@@ -169,7 +169,7 @@ def _turn(
 def _free(dtype: str, size: int, axes: int, group: int, per_sample: bool) -> None:
     import torch
 
-    from comrope.ops.kernels.free import apply_free, apply_free_backward
+    from comrope.ops.kernels.apply_rotation import apply_free, apply_free_backward
 
     batch, tokens, heads, blocks = 64, 196, 6, 4 if size > 8 else 8
     dim = blocks * size
@@ -196,7 +196,7 @@ def _exponential(size: int, axes: int) -> None:
 def _spectrum(size: int, dtype: str) -> None:
     import torch
 
-    from comrope.ops.kernels.spectrum import skew_spectrum_kernel
+    from comrope.ops.kernels.jacobi import skew_spectrum_kernel
 
     class Cuda(torch.Tensor):
         """Says that it is on a GPU, so that the launch is the one for a GPU."""

@@ -73,7 +73,7 @@ def rotate(
     """
     selected = select_backend(angles, backend, q, k, positions, channel_order).backend
     if selected == "triton":
-        from comrope.ops.kernels.entry import rotate_on_gpu
+        from comrope.ops.kernels.operators import rotate_on_gpu
 
         return rotate_on_gpu(q, k, positions, angles, num_prefix_tokens, channel_order == "half")
     positions = at_every_token(positions, q.shape[2], num_prefix_tokens)
@@ -153,7 +153,7 @@ def rotate_qkv(
     order = options.get("channel_order", "interleaved")
     selected = select_backend(angles, backend, qkv, qkv, positions, order).backend
     if selected == "triton":
-        from comrope.ops.kernels.entry import rotate_packed_on_gpu
+        from comrope.ops.kernels.operators import rotate_packed_on_gpu
 
         prefix = options.get("num_prefix_tokens", 0)
         halves = order == "half"

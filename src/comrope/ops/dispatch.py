@@ -110,7 +110,7 @@ def _spectrum_on_gpu(skew: Tensor) -> tuple[Tensor, Tensor]:
     """Use one kernel that does not stop the queue where there is one; otherwise eigh."""
     unsupported = _reason_software_unsupported() or _reason_gpu_unsupported(skew.device.index)
     if not unsupported and skew.dtype in (torch.float32, torch.float64):
-        from comrope.ops.kernels.spectrum import skew_spectrum_kernel, supported
+        from comrope.ops.kernels.jacobi import skew_spectrum_kernel, supported
 
         if supported(skew.shape[-1]):
             with torch.cuda.device_of(skew):

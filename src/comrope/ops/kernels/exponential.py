@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from comrope.ops.kernels.matrices import (
+from comrope.ops.kernels.small_matrices import (
     GENERAL,
     IN_REGISTERS,
     SKEW,

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from comrope.ops.kernels.blocks import rotate_blocks_kernel
-from comrope.ops.kernels.blocks_back import rotate_blocks_back_kernel, sums_of_a_block
-from comrope.ops.kernels.finish import finish_kernel
-from comrope.ops.kernels.rotation import rotate_kernel
-from comrope.ops.kernels.rotation_back import rotate_back_kernel
+from comrope.ops.kernels.angle_gradients import finish_kernel
+from comrope.ops.kernels.general_blocks import rotate_back_kernel, rotate_kernel
+from comrope.ops.kernels.small_blocks import (
+    rotate_blocks_back_kernel,
+    rotate_blocks_kernel,
+    sums_of_a_block,
+)
 
 __all__ = [
     "Heads",
@@ -148,7 +150,7 @@ def empty_angle_gradients(
 
 
 def in_registers(heads: Heads, turning: Turning) -> bool:
-    """Whether blocks.py serves: a thread holds a block and its basis, and code repeats by group."""
+    """Whether small_blocks.py serves: a thread holds a block and its basis; a group is unrolled."""
     group = heads.q.shape[1] // heads.k.shape[1]
     return turning.basis is not None and turning.block_size in (4, 8) and group <= 8
 
@@ -172,7 +174,7 @@ def _finish(
 
 
 def _sums_of_a_tile(turning: Turning, is_line: bool) -> int:
-    """How many numbers the sums over tokens have for a block: see rotation_back.py."""
+    """How many numbers the sums over tokens have for a block: see general_blocks.py."""
     axes, _, _, planes = turning.frequencies.shape
     matrices = (turning.basis is not None) + is_line
     padded = _power_of_2(turning.block_size) // 2
@@ -180,7 +182,7 @@ def _sums_of_a_tile(turning: Turning, is_line: bool) -> int:
 
 
 def _tiles(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any]]:
-    """Programs, and sizes, of rotation.py and rotation_back.py."""
+    """Programs, and sizes, of general_blocks.py."""
     size, blocks = turning.block_size, turning.frequencies.shape[2]
     plain = turning.basis is None
     tile, columns = (TILE[way], COLUMNS[way]) if plain else (BASIS_TILE[way], BASIS_COLUMNS[way])
@@ -201,7 +203,7 @@ def _tiles(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any
 
 
 def _items(heads: Heads, turning: Turning, way: str) -> tuple[int, dict[str, Any]]:
-    """Programs, and sizes, of blocks.py."""
+    """Programs, and sizes, of small_blocks.py."""
     blocks = turning.frequencies.shape[2]
     count = _blocks_together(blocks, 8, min(4, _power_of_2(blocks)))
     warps = ITEM_WARPS[way]

@@ -1,8 +1,8 @@
 """From the sums over tokens to the gradients of the angles: one small kernel a layer.
 
-What it computes is said, and done operation by operation, in ops/line.py (``skew_gradient``). Here
-a program has one block of one head, as four matrices (PADDED, PADDED): rows and columns that come
-first in their planes, and second. On these all of it is elementwise, but for the change of basis.
+``skew_gradient`` in ops/collinear.py computes the same, operation by operation. Here a program has
+one block of one head, as four matrices (PADDED, PADDED): rows and columns that come first in their
+planes, and second. On these all of it is elementwise, but for the change of basis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def finish_kernel(
     AXES: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr,
     CHUNK: tl.constexpr, IS_LINE: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
-    """``sums`` (shares, H m, EACH), as rotation_back.py leaves them, or with SKEW blocks_back.py.
+    """``sums`` (shares, H m, EACH), as general_blocks.py leaves them, or with SKEW small_blocks.py.
 
     Of a torus: ``plane_grad`` (N, H m, f) of the frequencies, ``matrix_grad`` (H m, b, b) of the
     basis. Of a line: (N, H m) of the direction, (H m, b, b) of the skew matrix, whose frequencies
@@ -144,7 +144,7 @@ def _matrix(
 def _skew(
     at, shares, stride, SIZE: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """The four parts of half the wedges that blocks_back.py leaves, zero within a plane."""
+    """The four parts of half the wedges that small_blocks.py leaves, zero within a plane."""
     square: tl.constexpr = PADDED * PADDED
     planes: tl.constexpr = SIZE // 2
     e = tl.arange(0, square)

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from comrope._dtypes import no_autocast
+from comrope.angles import Angles, CollinearAngles, CommutingAngles, GeneralAngles
+from comrope.ops.kernels.apply_rotation import rotate_free
 from comrope.ops.kernels.launch import (
     Heads,
     Turning,
@@ -25,15 +28,15 @@ from comrope.ops.kernels.launch import (
     turn,
     turn_back,
 )
-from comrope.ops.layout import unpack
+from comrope.ops.layout import at_every_token, unpack
 
 __all__ = [
-    "RotateEagerly",
-    "RotatePackedEagerly",
+    "prepare",
     "rotate",
+    "rotate_on_gpu",
     "rotate_packed",
     "rotate_packed_",
-    "seen",
+    "rotate_packed_on_gpu",
 ]
 
 
@@ -282,3 +285,81 @@ def _batched(*grads: Tensor) -> bool:
     except NotImplementedError:  # many in one have none of their own
         return True
     return False
+
+
+def rotate_on_gpu(
+    q: Tensor, k: Tensor, positions: Tensor, angles: Angles, prefix: int, halves: bool
+) -> tuple[Tensor, Tensor]:
+    """As ``comrope.ops.rotate``."""
+    with no_autocast(q.device):
+        if isinstance(angles, GeneralAngles):
+            return _rotate_free(q, k, positions, angles, prefix)
+        prepared = prepare(positions, angles)
+        run = rotate if seen(q, k, *prepared) else RotateEagerly.apply
+        return run(q, k, *prepared, prefix, halves)
+
+
+def rotate_packed_on_gpu(
+    qkv: Tensor,
+    key_heads: int,
+    positions: Tensor,
+    angles: Angles,
+    prefix: int,
+    halves: bool,
+    in_place: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``comrope.ops.rotate_packed``."""
+    with no_autocast(qkv.device):
+        if isinstance(angles, GeneralAngles):
+            q, k, v = unpack(qkv, key_heads)
+            return *_rotate_free(q, k, positions, angles, prefix), v
+        prepared = prepare(positions, angles)
+        wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
+        if learns or not in_place:
+            eagerly = not seen(qkv, *prepared)
+            run = RotatePackedEagerly.apply if eagerly else rotate_packed
+            return run(qkv, *prepared, prefix, halves)
+        if qkv.stride(-1) != 1 or _overlaps(qkv):
+            qkv = qkv.contiguous()
+        positions, frequencies, basis, _, _, _, size = prepared
+        rotate_packed_(qkv, positions, frequencies, basis, size, prefix, halves)
+        return unpack(qkv, key_heads)
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether numbers may share their places in memory: in place they would be turned twice."""
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach = stride * size if size > 1 else reach
+    return False
+
+
+def prepare(positions: Tensor, angles: CommutingAngles | CollinearAngles) -> tuple[Any, ...]:
+    """Positions, frequencies, basis, skew, direction, planes and block size, as the operators ask.
+
+    Without a basis the blocks are mere groups of planes, and are taken apart where they can be.
+    """
+    positions = positions.float().contiguous()
+    if isinstance(angles, CollinearAngles) and angles.skew.shape[-1] == 2:
+        angles = angles.as_commuting()
+    if isinstance(angles, CollinearAngles):
+        cached = angles.cache_spectrum().cached_spectrum
+        basis, planes = (part.float().contiguous() for part in cached)  # type: ignore[union-attr]
+        skew, direction = angles.skew.float(), angles.direction.float().contiguous()
+        frequencies = direction.detach()[..., None] * planes
+        return positions, frequencies, basis, skew, direction, planes, skew.shape[-1]
+    frequencies, size = angles.frequencies.float(), angles.block_size
+    if angles.basis is None and size % 2 == 0:
+        frequencies, size = frequencies.flatten(2)[..., None], 2
+    basis = None if angles.basis is None else angles.basis.float().contiguous()
+    return positions, frequencies.contiguous(), basis, None, None, None, size
+
+
+def _rotate_free(
+    q: Tensor, k: Tensor, positions: Tensor, angles: GeneralAngles, prefix: int
+) -> tuple[Tensor, Tensor]:
+    positions = at_every_token(positions.float(), q.shape[2], prefix)
+    return rotate_free(q, k, positions, angles.skew.float())
