@@ -203,13 +203,14 @@ class DetectionTask(Task):
             except (OSError, SafetensorError) as error:
                 raise UserError(f"train.start_from: {start} cannot be read ({error})") from None
         try:
-            new, left_out = load_timm_weights(vit, tensors)
+            loaded = load_timm_weights(vit, tensors)
         except ValueError as error:
             raise UserError(f"train.start_from: {start} does not fit: {error}") from None
-        wrong = [f"{name} is missing" for name in new if not ANGLE_KEYS.search(name)]
-        wrong += [f"{name} is unexpected" for name in left_out if not UNUSED_OF_TIMM.match(name)]
+        wrong = [f"{name} is missing" for name in loaded.new if not ANGLE_KEYS.search(name)]
+        unexpected = [name for name in loaded.left_out if not UNUSED_OF_TIMM.match(name)]
+        wrong += [f"{name} is unexpected" for name in unexpected]
         check_fit(f"train.start_from: {start}", wrong)
-        return InitReport(start, [*new], [*left_out])
+        return InitReport(start, [*loaded.new], [*loaded.left_out])
 
     def prepare(self, model: Any, accelerator: Accelerator) -> None:
         """Record the backbone as a CUDA graph if ``detect.graph``.
