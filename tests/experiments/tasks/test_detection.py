@@ -1,37 +1,62 @@
-"""Detection as something to train: where it starts, what it learns, what it is told it found."""
+"""Detection: where a detector starts, what it learns, and how well it is judged."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
+from helpers import raises_for
+from PIL import Image
 from safetensors.torch import save_file
-from support.runs import same, tiny, weights
+from support.runs import Memory, same, stop_after, tiny, trainer_of, weights
 
 from comrope.analysis import rotary_modules
+from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
+from comrope.experiments.data import scenes
 from comrope.experiments.data.batches import Key
-from comrope.experiments.data.boxes import BoxedImages, collate_boxes, open_boxed
-from comrope.experiments.tasks.detection import begin_detector, detection_loss, find, score
-from comrope.experiments.tasks.views import View
-from comrope.experiments.training.evaluate import build_model, vit_of
-from comrope.experiments.training.optim import parameter_groups
-from comrope.experiments.training.train import train
-from comrope.models import create_model
+from comrope.experiments.export import export
+from comrope.experiments.inspect import inspect_run
+from comrope.experiments.runs.directory import read_result
+from comrope.experiments.runs.log import read_log
+from comrope.experiments.tasks import detection, task_of
+from comrope.experiments.tasks.base import Step
+from comrope.experiments.tasks.coco_metrics import METRICS
+from comrope.experiments.tasks.images import ImageView
+from comrope.experiments.training.evaluate import evaluate_run
+from comrope.experiments.training.train import is_finished, train
 
+pytest.importorskip("pycocotools")
+pytest.importorskip("torchvision")
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 START = {"model__name": "vit_nano_patch4_24", "model__position": "ape", "evaluate__resolutions": 24}
+SHORT = {
+    "train.start_from": None,
+    "train.epochs": 1,
+    "train.batch_size": 16,
+    "train.log_every": 1,
+    "evaluate.every": 1,
+}
 
 
-def config(method="comrope-ld", **fields):
+def scenes_config(method: str = "comrope-ld", **fields):
     plain = method == "ape"
     own = {"model.position": method, "model.ape": not plain}
     own |= {"model.init": "normal" if plain else "zeros"}
     return load_recipe("scenes").with_overrides({**own, **fields})
+
+
+def short(**fields: object):
+    named = {name.replace("__", "."): value for name, value in fields.items()}
+    return load_recipe("scenes").with_overrides({**SHORT, **named})
 
 
 @pytest.fixture(scope="module")
@@ -43,28 +68,33 @@ def classifier(tmp_path_factory, one_thread):
 
 @pytest.fixture(scope="module")
 def batch():
-    settings = config()
-    images = BoxedImages(open_boxed(settings)[0], settings, train=True)
-    return collate_boxes([images[Key(0, place, place)] for place in range(4)])
+    task = task_of(scenes_config())
+    images = task.dataset(task.open().train, None)
+    return task.collate([images[Key(0, place, place)] for place in range(4)])
 
 
-def losses(model, batch):
-    torch.manual_seed(0)  # which proposals are learned from is drawn
-    return detection_loss(model, batch, CPU)
+@pytest.fixture
+def few(monkeypatch):
+    """Scenes, for what need not be learned."""
+    monkeypatch.setattr(scenes, "SCENES", {"train": 64, "val": 16})
+
+
+# Where it starts
 
 
 def test_before_the_first_step_every_detector_is_that_of_ape_and_its_angles_learn(
     classifier, batch
 ):
-    wanted = None
+    expected = None
     for method in METHODS:
-        settings = config(method, **{"train.start_from": str(classifier)})
-        model = build_model(settings)
-        begun = begin_detector(vit_of(model), settings)
-        assert begun["left_out"] == ["cls_token", "head.bias", "head.weight"]
-        loss = losses(model.train(), batch)
-        wanted = loss.detach() if wanted is None else wanted
-        torch.testing.assert_close(loss.detach(), wanted, rtol=1e-5, atol=1e-6)
+        task = task_of(scenes_config(method, **{"train.start_from": str(classifier)}))
+        model = task.build_model()
+        report = task.initialize(model)
+        assert report.left_out == ["cls_token", "head.bias", "head.weight"]
+        torch.manual_seed(0)  # which proposals are learned from is drawn
+        loss = task.loss(model.train(), batch, Step(0, 0, 0, CPU))
+        expected = loss.detach() if expected is None else expected
+        torch.testing.assert_close(loss.detach(), expected, rtol=1e-5, atol=1e-6)
         loss.backward()
         ropes = rotary_modules(model)
         assert len(ropes) == (0 if method == "ape" else 3)
@@ -73,15 +103,15 @@ def test_before_the_first_step_every_detector_is_that_of_ape_and_its_angles_lear
 
 
 def test_the_backbone_has_the_weights_of_the_run(classifier):
-    settings = config(**{"train.start_from": str(classifier)})
-    vit = vit_of(build_model(settings))
-    begin_detector(vit, settings)
-    own, theirs = vit.state_dict(), weights(classifier)
+    task = task_of(scenes_config(**{"train.start_from": str(classifier)}))
+    model = task.build_model()
+    task.initialize(model)
+    own, theirs = task.backbone(model).state_dict(), weights(classifier)
     assert {name for name in own if name not in theirs} == {
         name for name in own if ".rope." in name
     }
-    assert same({name: own[name] for name in own if name in theirs},
-                {name: theirs[name] for name in theirs if name in own})  # fmt: skip
+    shared = own.keys() & theirs.keys()
+    assert same({name: own[name] for name in shared}, {name: theirs[name] for name in shared})
 
 
 def test_weights_of_timm_in_a_file(tmp_path):
@@ -91,81 +121,52 @@ def test_weights_of_timm_in_a_file(tmp_path):
     theirs = timm.create_model("vit_tiny_patch16_224", in_chans=1, num_classes=5, **sizes)
     file = tmp_path / "model.safetensors"
     save_file(theirs.state_dict(), file)
-    settings = config(**{"train.start_from": str(file)})
-    vit = vit_of(build_model(settings))
-    begun = begin_detector(vit, settings)
-    assert "head.weight" in begun["left_out"]
+    task = task_of(scenes_config(**{"train.start_from": str(file)}))
+    model = task.build_model()
+    assert "head.weight" in task.initialize(model).left_out
+    vit = task.backbone(model)
     assert torch.equal(vit.blocks[2].mlp.fc1.weight, theirs.blocks[2].mlp.fc1.weight)
-    for wrong, told in (
-        ({f"module.{k}": v for k, v in theirs.state_dict().items()}, "is missing"),
-        (
-            {k: v for k, v in theirs.state_dict().items() if "blocks.2" not in k},
-            "blocks.2.* is mis",
-        ),
-        (
-            {**theirs.state_dict(), "blocks.3.norm1.weight": torch.ones(64)},
-            "blocks.3.* has no place",
-        ),
+    tensors = theirs.state_dict()
+    for wrong, named in (
+        ({f"module.{name}": t for name, t in tensors.items()}, ""),
+        ({name: t for name, t in tensors.items() if "blocks.2" not in name}, r"blocks\.2"),
+        ({**tensors, "blocks.3.norm1.weight": torch.ones(64)}, r"blocks\.3"),
     ):
         save_file(wrong, file)
-        with pytest.raises(UserError, match=rf"does not fit: .*{told}"):
-            begin_detector(vit, settings)
+        with pytest.raises(UserError, match=rf"^train\.start_from: .*{named}"):
+            task.initialize(model)
     file.write_bytes(b"no tensors")
-    with pytest.raises(UserError, match=r"train\.start_from: .*model\.safetensors cannot be read"):
-        begin_detector(vit, settings)
+    with raises_for("train.start_from", UserError):
+        task.initialize(model)
 
 
 def test_a_run_that_does_not_fit_is_named(classifier):
-    settings = config(**{"model.name": "vit_nano_patch8_24", "train.start_from": str(classifier)})
-    with pytest.raises(UserError, match=r"does not fit: .*patches\.proj\.weight has shape"):
-        begin_detector(vit_of(build_model(settings)), settings)
+    fields = {"model.name": "vit_nano_patch8_24", "train.start_from": str(classifier)}
+    task = task_of(scenes_config(**fields))
+    with pytest.raises(UserError, match=r"^train\.start_from: .*patches\.proj\.weight"):
+        task.initialize(task.build_model())
 
 
-def test_the_rate_falls_from_layer_to_layer_downwards():
-    settings = config(**{"optim.layer_decay": 0.5, "optim.angle_lr_scale": 3.0})
-    model = build_model(settings)
-    groups = parameter_groups(settings, model)
-    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    named = dict(model.named_parameters())
-    assert len(scale) == len(named)
-    vit = "backbone.plain.vit"
-    wanted = {
-        f"{vit}.patches.proj.weight": 1 / 16,
-        f"{vit}.ape.codebook": 1 / 16,
-        f"{vit}.blocks.0.mlp.fc1.weight": 1 / 8,
-        f"{vit}.blocks.2.mlp.fc1.weight": 1 / 2,
-        f"{vit}.norm.weight": 1,
-        "roi_heads.box_predictor.cls_score.weight": 1,
-        "backbone.pyramid.levels.1.0.weight": 1,
-    }
-    assert {name: scale[id(named[name])] for name in wanted} == wanted
-    angle = next(name for name in named if "blocks.1.attn.rope" in name)
-    assert (scale[id(named[angle])], decay[id(named[angle])]) == (3 / 4, 0)
-    assert decay[id(named["roi_heads.box_predictor.cls_score.weight"])] == 0.05
-    usual = parameter_groups(config(), model)
-    assert {group["lr_scale"] for group in usual} == {1.0}
+def test_heads_start_alike_on_every_backbone():
+    heads = [
+        {n: t for n, t in task_of(scenes_config(method)).build_model().state_dict().items()
+         if not n.startswith("backbone.plain")}
+        for method in ("ape", "comrope-ld")
+    ]  # fmt: skip
+    assert heads[0]
+    assert same(*heads)
 
 
-def test_a_classifier_has_layers_too():
-    settings = tiny(optim__layer_decay=0.5)
-    model = create_model("vit_nano_patch4_12", in_chans=1, num_classes=10)
-    groups = parameter_groups(settings, model)
-    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    assert scale[id(model.head.weight)] == 1
-    assert scale[id(model.cls_token)] == 1 / 16
+# How it is judged
 
 
 class Oracle(torch.nn.Module):
     """Finds what it is told to, whatever it sees; in place of a detector."""
 
-    def __init__(self, answers):
+    def __init__(self, detector, answers):
         super().__init__()
-        self.inner, self.answers = build_model(config()), list(answers)
-
-    def __getattr__(self, name):
-        return getattr(super().__getattr__("inner"), name) if name in ("transform", "backbone") \
-            else super().__getattr__(name)  # fmt: skip
+        self.transform, self.backbone = detector.transform, detector.backbone
+        self.answers = list(answers)
 
     def forward(self, images):
         return [self.answers.pop(0) for _ in images]
@@ -181,39 +182,241 @@ def answers(source, shift=0.0):
         }
 
 
-def evaluated(source, found, view=48):
-    settings = config()
-    images = BoxedImages(source, settings, train=False)
-    batches = (collate_boxes([images[Key(0, i, i)]]) for i in range(len(source)))
-    accelerator = Accelerator(cpu=True)
-    return score(*find(Oracle(found), settings, batches, source, View(view), accelerator),
-                 source, accelerator)  # fmt: skip
+def judged(task, source, found) -> dict:
+    model = Oracle(task.build_model(), found)
+    view = task.training_view
+    return task.evaluate(model, task.validation(source), view, create_accelerator("cpu"))
 
 
-def test_who_finds_everything_has_all_and_who_is_beside_it_has_less():
-    source = open_boxed(config(), train=False)[1]
-    perfect = evaluated(source, answers(source))
+def test_a_detector_that_finds_everything_has_all_and_one_beside_it_has_less():
+    task = task_of(scenes_config())
+    source = task.open(train=False).validation
+    perfect = judged(task, source, answers(source))
     assert perfect["AP"] == pytest.approx(100)
-    assert perfect["images"] == len(source)
-    beside = evaluated(source, answers(source, shift=2.0))
+    assert (perfect["images"], perfect["unreadable"]) == (len(source), 0)
+    beside = judged(task, source, answers(source, shift=2.0))
     assert 5 < beside["AP"] < 60
     nothing = [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}]
-    assert evaluated(source, nothing * len(source))["AP"] == 0
+    assert judged(task, source, nothing * len(source))["AP"] == 0
 
 
 def test_labels_become_the_categories_of_the_file(tmp_path):
-    from experiments.test_coco import TREE
+    """They are numbered in the order of ids, and the file may leave some out."""
+    annotations = [
+        {"id": n, "image_id": 5, "category_id": category, "bbox": [10 * n, 5, 8, 9], "iscrowd": 0,
+         "area": 72}
+        for n, category in enumerate((30, 7))
+    ]  # fmt: skip
+    tree = {
+        "images": [{"id": 5, "width": 40, "height": 20, "file_name": "a.png"}],
+        "categories": [{"id": 30, "name": "cat"}, {"id": 7, "name": "dog"}],
+        "annotations": annotations,
+    }
+    for split in ("train", "val"):
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(tree))
+        (tmp_path / split).mkdir()
+        Image.new("L", (40, 20)).save(tmp_path / split / "a.png")
+    fields = {"data.name": "coco", "data.root": str(tmp_path), "data.num_classes": 2}
+    task = task_of(scenes_config(**fields, **{"data.val_split": "val"}))
+    source = task.open(train=False).validation
+    assert judged(task, source, answers(source))["AP"] == pytest.approx(100)
+    swapped = [{**a, "labels": 3 - a["labels"]} for a in answers(source)]
+    assert judged(task, source, swapped)["AP"] == 0
 
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "val").mkdir()
-    (tmp_path / "annotations" / "instances_val.json").write_text(json.dumps(TREE))
-    from PIL import Image
 
-    for name, size in (("a.png", (100, 80)), ("b.png", (60, 60))):
-        Image.new("L", size).save(tmp_path / "val" / name)
-    from comrope.experiments.data.coco import Coco
+def test_results_have_all_metrics_by_view():
+    task = task_of(scenes_config(**{"evaluate.resolutions": (64,)}))
+    assert task.views() == {"48": ImageView(48), "64": ImageView(64)}
+    found = {**dict.fromkeys(METRICS, 1.0), "APl": None, "images": 3}
+    source = SimpleNamespace(classes=["a"])
+    result = task.summarize(source, {"48": found})
+    assert result["AP"] == {"48": 1.0}
+    assert set(result["figures"]["48"]) == set(METRICS)
+    task.merge(result, {"64": found})
+    assert set(result["AP"]) == set(result["figures"]) == {"48", "64"}
+    assert "AP50" in task.describe("48", found)
+    assert "–" in task.describe("48", found)
 
-    source = Coco(tmp_path, "val", "L")
-    found = evaluated(source, answers(source))
-    # The four that COCO counts as well: what is outside or empty is there, and cannot be found.
-    assert 0 < found["AP"] <= 100
+
+# CUDA graphs
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "parts", "records"),
+    [("cpu", 1, 1, 0), ("cuda", 2, 1, 0), ("cuda", 1, 2, 0), ("cuda", 1, 1, 1)],
+)
+def test_the_backbone_is_recorded_only_where_it_can_be_replayed(
+    monkeypatch, device, processes, parts, records
+):
+    """On a single GPU that trains whole batches."""
+    recorded = []
+    monkeypatch.setattr(detection, "replay_in_training", lambda *given: recorded.append(given))
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.empty(size, device="meta"))
+    fields = {"train.accumulate": parts, "train.precision": "no", "detect.graph": True}
+    task = task_of(load_recipe("coco").with_overrides(fields))
+    model = SimpleNamespace(backbone=SimpleNamespace(plain="the backbone"))
+    accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
+    task.prepare(model, accelerator)
+    assert [module for module, _ in recorded] == ["the backbone"] * records
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, one_thread):
+    """A detector of two steps."""
+    folder = tmp_path_factory.mktemp("detector") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scenes, "SCENES", {"train": 16, "val": 8})
+        train(short(train__batch_size=8), folder, progress=False)
+    return folder
+
+
+def test_a_run_is_evaluated_and_inspected_and_not_exported(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(scenes, "SCENES", {"train": 16, "val": 8})
+    result = read_result(run)
+    assert set(result["AP"]) == set(result["figures"]) == {"48"}
+    assert (result["images"], result["steps"]) == (8, 2)
+    found = evaluate_run(run, resolutions=(48, 64), progress=False)
+    assert [entry["view"] for entry in found] == ["48", "64"]
+    assert {name: found[0][name] for name in METRICS} == result["figures"]["48"]
+    with raises_for("offsets", UserError):
+        evaluate_run(run, offsets=(1.0,), progress=False)
+    facts = inspect_run(run, tmp_path / "pictures")
+    assert len(facts["layers"]) == 3
+    assert all(layer["moved"] > 0 for layer in facts["layers"])
+    with raises_for("run", UserError):
+        export(run, "onnx", tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+def test_a_detector_learns(tmp_path):
+    result = train(short(), tmp_path / "run", progress=False)
+    assert set(result["figures"]["48"]) == set(METRICS)
+    assert (result["images"], result["steps"]) == (96, 32)
+    assert is_finished(short(), tmp_path / "run")
+    records = [r["loss"] for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "train"]
+    assert records[-1] < records[0]
+    more = train(short(evaluate__resolutions=(64,)), tmp_path / "run", progress=False)
+    assert set(more["AP"]) == {"48", "64"}
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_it_ends_with_the_same_weights(few, tmp_path):
+    train(short(), tmp_path / "whole", progress=False)
+    stop_after(2, short(), tmp_path / "run")
+    train(short(), tmp_path / "run", progress=False)
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    train(short(train__seed=1), tmp_path / "other", progress=False)
+    assert not same(weights(tmp_path / "other"), weights(tmp_path / "whole"))
+
+
+@pytest.fixture
+def outlined(tmp_path):
+    """A few scenes as files in COCO's format, each digit with the outline of its box."""
+    for split, is_training in (("train", True), ("val", False)):
+        source = scenes.Scenes(train=is_training)
+        (tmp_path / split).mkdir()
+        tree = {**source.truth, "images": source.truth["images"][:8]}
+        tree["annotations"] = [a for a in tree["annotations"] if a["image_id"] < 8]
+        for annotation in tree["annotations"]:
+            x, y, w, h = annotation["bbox"]
+            annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+        for image in tree["images"]:
+            image["file_name"] = f"{image['id']}.png"
+            source.load(image["id"])[0].save(tmp_path / split / image["file_name"])
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(tree))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_masks_are_learned_and_evaluated_by_the_same_loop(outlined):
+    config = short(
+        data__name="coco", data__root=str(outlined), data__val_split="val", detect__kind="mask",
+        train__batch_size=4, data__workers=1, train__ema=0.5, train__accumulate=2,
+        model__drop_path_rate=0.1,
+    )  # fmt: skip
+    trainer = trainer_of(config)
+    try:
+        trainer.fit()
+        (found,) = trainer.finish().by_view.values()
+    finally:
+        trainer.close()
+    assert set(found) >= {*METRICS, "masks"}
+    assert set(found["masks"]) == set(METRICS)
+    assert found["images"] == 8
+
+
+@pytest.mark.slow
+def test_metrics_of_every_epoch_are_logged(few):
+    sink = Memory()
+    trainer = trainer_of(short(train__epochs=3, train__batch_size=64), sink)
+    trainer.fit()
+    evaluations = [r for r in sink.records if r["event"] == "evaluation"]
+    assert [record["epoch"] for record in evaluations] == [1, 2]
+    assert set(METRICS) <= set(evaluations[0])
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(tmp_path):
+    run = tmp_path / "run"
+    train(short(), run, progress=False)
+
+    def evaluated(*launcher):
+        file = tmp_path / f"{len(launcher)}.json"
+        command = [sys.executable, *launcher, "-m", "comrope", "eval", str(run), "--quiet"]
+        done = subprocess.run(
+            [*command, "--resolutions", "48", "--out", str(file)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(file.read_text())[0], done.stdout
+
+    alone, said = evaluated()
+    both, _ = evaluated("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert "AP50" in said
+    for name in (*METRICS, "images"):
+        assert both[name] == (None if alone[name] is None else pytest.approx(alone[name], abs=1e-6))
+    assert alone["AP"] > 0
+
+
+# On a GPU
+
+
+def losses(folder):
+    return [r["loss"] for r in read_log(folder / "log.jsonl") if r["event"] == "train"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("position", ["ape", "comrope-ld"])
+def test_a_detector_with_a_recorded_backbone_learns_as_without(position, tmp_path, monkeypatch):
+    """Stopped and resumed on the way, with an average of its weights and evaluated in between."""
+    monkeypatch.setattr(scenes, "SCENES", {"train": 192, "val": 16})
+    fields = {
+        "model.position": position,
+        "model.init": "normal",
+        "train.start_from": None,
+        "train.device": "auto",
+        "train.precision": "no",
+        "train.compile": True,
+        "train.epochs": 2,
+        "train.batch_size": 16,
+        "train.log_every": 1,
+        "train.ema": 0.9,
+        "evaluate.every": 1,
+    }
+    config = load_recipe("scenes").with_overrides(fields)
+    train(config, tmp_path / "plain", progress=False)
+    recorded = config.with_overrides({"detect.graph": True})
+    stop_after(9, recorded, tmp_path / "graph")
+    train(recorded, tmp_path / "graph", progress=False)
+    plain, graph = losses(tmp_path / "plain"), losses(tmp_path / "graph")
+    assert len(plain) == len(graph) == 24
+    assert graph[:4] == pytest.approx(plain[:4], rel=1e-3)  # later, other proposals are drawn
+    assert sum(graph[-6:]) == pytest.approx(sum(plain[-6:]), rel=0.1)
