@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import tarfile
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,19 @@ def gesture5(tmp_path_factory) -> Path:
     with tarfile.open(archive) as tar:
         tar.extractall(out, filter="data")
     return out / "gesture5"
+
+
+@pytest.fixture
+def command(monkeypatch, capfd) -> Callable[..., tuple[int, str]]:
+    """The command ``comrope`` in this process: its exit code, and what it prints."""
+    from comrope.experiments.cli import main
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["comrope", *map(str, arguments)])
+        monkeypatch.setattr("faulthandler.enable", lambda: None)  # wants a real standard error
+        with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
+            main()
+        said = capfd.readouterr()
+        return int(left.value.code or 0), said.out + said.err
+
+    return run

@@ -1,4 +1,4 @@
-"""Two processes are one process with the same batches: loss curve, weights, recovery."""
+"""One process or several: sums, shares and gradients; and whole runs of two processes (slow)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.runs import weights
+from torch import nn
+
+from comrope.experiments.common import distributed
+from comrope.experiments.common.distributed import create_accelerator
+from comrope.experiments.common.errors import UserError
 
 SETTINGS = (
     "digits", "--quiet", "model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=96",
@@ -21,6 +26,49 @@ SETTINGS = (
     "train.ema=0.9", "evaluate.resolutions=12,24", "evaluate.batch_size=64",
 )  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+# One process
+
+
+def test_one_process_has_the_model_as_it_is():
+    accelerator, model = create_accelerator("cpu"), nn.Linear(2, 2)
+    assert accelerator.num_processes == 1
+    for strategy in ("ddp", "fsdp2"):
+        assert distributed.distribute(model, strategy, accelerator) is model
+    assert distributed.unwrap(model) is model
+    assert distributed.broadcast(accelerator, {"a": 1}) == {"a": 1}
+    assert distributed.sum_over_processes(accelerator, 1, torch.tensor(2.5)) == [1.0, 2.5]
+    with distributed.accumulating(model, last=False):
+        pass
+    distributed.reshard(model)
+
+
+def test_gathered_tensors_are_copies():
+    tensor = torch.ones(2, requires_grad=True)
+    found = distributed.gather_state({"w": tensor})["w"]
+    with torch.no_grad():
+        tensor.zero_()
+    assert found.tolist() == [1, 1]
+    assert not found.requires_grad
+    assert distributed.gather_state({"w": tensor}, keep=False) == {}
+    assert distributed.shard_like(found, tensor) is found
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
+def test_autocast_has_the_precision_of_the_run(precision, dtype):
+    with distributed.autocast(precision, torch.device("cpu")):
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+
+def test_processes_that_do_not_find_each_other_are_an_error(monkeypatch):
+    create_accelerator("cpu")  # the state that later ones share is of one process
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="2"):
+        create_accelerator("cpu")
+
+
+# Several processes
 
 
 def command(out: Path, *settings: str, processes: int = 1, launch: tuple[str, ...] = ()):
@@ -54,6 +102,7 @@ def alone(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -79,6 +128,7 @@ def test_two_processes_have_the_loss_curve_of_one(settings, alone, tmp_path):
         assert mine["top1"][resolution] == pytest.approx(top1, abs=0.6)
 
 
+@pytest.mark.slow
 def test_what_one_process_left_two_go_on_with(alone, tmp_path):
     """A checkpoint belongs to no number of processes and to no strategy."""
     folder = tmp_path / "run"
@@ -94,11 +144,13 @@ def test_what_one_process_left_two_go_on_with(alone, tmp_path):
     assert losses(folder) == pytest.approx(losses(alone), abs=2e-5)
 
 
-def test_processes_find_each_other_without_being_told_that_there_is_no_gpu(alone, tmp_path):
+@pytest.mark.slow
+def test_processes_find_each_other_where_there_is_no_gpu(alone, tmp_path):
     run(tmp_path / "run", "train.device=auto", processes=2)
     assert result(tmp_path / "run")["processes"] == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_not_every_process_sees_is_refused(alone, tmp_path):
     """Each process in a working folder of its own, as on nodes with disks of their own."""
     script = tmp_path / "private.py"
@@ -124,6 +176,7 @@ def test_a_folder_that_not_every_process_sees_is_refused(alone, tmp_path):
     assert "not every process sees the checkpoints" in done.stderr
 
 
+@pytest.mark.slow
 def test_max_restarts_recovers_from_a_killed_worker(alone, tmp_path):
     folder = tmp_path / "run"
     output = tmp_path / "output"
