@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Validation
 from comrope.experiments.data.workers import start_server
 from comrope.experiments.runs.directory import WEIGHTS, read_weights
-from comrope.experiments.tasks import Task, base, task_of
+from comrope.experiments.tasks import Task, task_of
 from comrope.experiments.tasks.base import NO_PROBE, Probe
 from comrope.experiments.tasks.init_from import load_weights
 
@@ -138,43 +138,3 @@ def evaluate_run(
                 )
                 found.append({"view": name, **view._asdict(), **probe._asdict(), **entry})
     return found if accelerator.is_main_process else []
-
-
-# Old names, until studies and their tests call the task.
-
-
-def build_model(config: Config) -> Any:
-    return task_of(config).build_model()
-
-
-def compile_blocks(model: Any) -> None:
-    base.compile_blocks(model.blocks)
-
-
-def vit_of(model: Any) -> Any:
-    return model.backbone.plain.vit if hasattr(model, "backbone") else model
-
-
-def open_sources(config: Config, *, train: bool = True) -> Any:
-    return task_of(config).open(train=train)
-
-
-@contextlib.contextmanager
-def validating(config: Config, source: Any, accelerator: Accelerator) -> Iterator[Validation]:
-    share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
-    with contextlib.closing(task_of(config).validation(source, **share)) as validation:
-        yield validation
-
-
-def accuracy(
-    model: Any,
-    config: Config,
-    validation: Validation,
-    view: Any,
-    accelerator: Accelerator,
-    *,
-    offset: float = 0.0,
-    backwards: bool = False,
-) -> dict[str, Any]:
-    view = view._replace(reversed=True) if backwards else view
-    return task_of(config).evaluate(model, validation, view, accelerator, probe=Probe(offset))
