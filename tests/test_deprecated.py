@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 import torch
 from helpers import make
@@ -58,3 +61,12 @@ def test_methods_of_an_embedding():
     torch.testing.assert_close(old[0], rope.rotate(x, positions))
     with warns("chosen_backend", "select_backend"):
         assert rope.chosen_backend(x, x, positions).backend == "spectral"
+
+
+def test_the_old_module_of_training(monkeypatch):
+    monkeypatch.delitem(sys.modules, "comrope.experiments.train", raising=False)
+    with warns("experiments.train", "experiments.training.train"):
+        old = importlib.import_module("comrope.experiments.train")
+    from comrope.experiments.training.train import train
+
+    assert old.train is train

@@ -6,21 +6,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from support.records import OFFSETS, config_of, finish
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import (
     CONFIG,
-    Config,
-    differences,
     load_recipe,
     run_id,
     run_name,
     runtime,
-    start_id,
-    to_yaml,
 )
-from comrope.experiments.runs.directory import LOG, RESULT
-from comrope.experiments.runs.records import Record, recipe_of, record_of
+from comrope.experiments.runs.records import record_of
 from comrope.experiments.runs.store import (
     FolderStore,
     JsonlStore,
@@ -29,57 +25,6 @@ from comrope.experiments.runs.store import (
     open_store,
     records_in,
 )
-
-OFFSETS = {"about": {"root": "there"}, "found": {"offset": {"0.5": 1 / 3}}}
-
-
-def config_of(seed: int = 0, recipe: str = "digits", **fields) -> Config:
-    named = {name.replace("__", "."): value for name, value in fields.items()}
-    return load_recipe(recipe).with_overrides({"train.seed": seed, **named})
-
-
-def finish(folder, config, top1=None, *, finished=True):
-    """A folder as a run leaves it, except for its weights."""
-    folder.mkdir(parents=True)
-    (folder / CONFIG).write_text(to_yaml(config, start_id(config.train.start_from)))
-    log = [{"event": "train", "step": step, "loss": 1 / step} for step in range(1, 100)]
-    log.insert(50, {"event": "evaluation", "step": 50, "epoch": 5, "top1": 2 / 3, "time": "now"})
-    (folder / LOG).write_text("".join(json.dumps(record) + "\n" for record in log))
-    if finished:
-        found = {"top1": top1 or {"12": 100 / 3, "8": 0.1}, "machine": {"comrope": "0.1.0"}}
-        (folder / RESULT).write_text(json.dumps(found))
-    return folder
-
-
-def test_the_record_of_a_folder(tmp_path):
-    config = config_of(data__root="there")
-    folder = finish(tmp_path / "run", config)
-    (folder / "offset.json").write_text(json.dumps(OFFSETS))
-    record = record_of(folder)
-    assert (record.id, record.name) == (run_id(config), run_name(config))
-    assert record.config == config
-    assert [*record.result["top1"]] == ["12", "8"]  # in their order
-    assert record.evaluations == [{"step": 50, "epoch": 5, "top1": 2 / 3}]
-    assert record.measured == {"offset": OFFSETS}
-    assert record.losses[-1] == [99, 0.0101]
-    assert len(record.losses) <= 20
-    assert (record.recipe, record.code, record.parent) == ("digits", "0.1.0", None)
-    assert Record.from_json(record.to_json()) == record
-
-
-def test_a_folder_that_is_not_finished_has_no_record(tmp_path):
-    assert record_of(finish(tmp_path / "run", config_of(), finished=False)) is None
-    assert record_of(tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["digits", "scenes", "moving", "imagenette32"])
-def test_a_run_belongs_to_the_family_of_its_recipe(name):
-    assert recipe_of(config_of(3, name, optim__lr=0.1, model__position="ape")) == name
-
-
-def test_families_without_a_recipe_are_named_after_their_data():
-    assert recipe_of(Config().with_overrides({"data.name": "hfds/me/mine"})) == "hfds-me-mine"
-    assert recipe_of(config_of(recipe="imagenette_finetune")) == "imagenette"
 
 
 def test_runs_in_folders_are_found_whatever_their_folders_are_called(tmp_path):
@@ -161,14 +106,6 @@ def test_a_stored_run_by_its_identity_or_name(tmp_path):
     assert load_config("digits", "ape", 0.5) == load_recipe("digits", "ape", 0.5)
     with pytest.raises(UserError, match="method"):
         load_config(f"@{store.path}/{record.id}", "ape")
-
-
-def test_records_of_the_first_schema_are_upgraded(tmp_path):
-    fields = {"model.near": 4.0, "model.init": "turned"}
-    record = Record("0" * 12, "name", fields, {"train.keep": 3}, {}, schema=1)
-    model = Record.from_json(record.to_json()).config.model
-    assert (model.locality_bias, model.init) == (4.0, "rope-random-axes")
-    assert differences(record.config, Config())
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"id": "x"}'])
