@@ -25,9 +25,15 @@ def make(method: str, **options: Any) -> comrope.RotaryEmbedding:
     return comrope.RotaryEmbedding(method, **options)
 
 
-def raises_for(argument: str, error: type[Exception] = ValueError) -> Any:
-    """Expect an error whose message begins with the argument that it is about."""
-    return pytest.raises(error, match=rf"^{re.escape(argument)}: ")
+def raises_for(argument: str, error: type[Exception] = ValueError, *, naming: str = "") -> Any:
+    """Expect an error about an argument.
+
+    Args:
+        argument: What the message begins with.
+        error: The type.
+        naming: A name or value that the message must have too.
+    """
+    return pytest.raises(error, match=rf"(?s)^{re.escape(argument)}: .*{re.escape(naming)}")
 
 
 def queries_and_keys(

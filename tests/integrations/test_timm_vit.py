@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from helpers import relative_error
+from helpers import raises_for, relative_error
 from support.vision_models import build, eva, images, outputs, seen, train, vit
 
 import comrope
@@ -85,7 +85,7 @@ def test_a_base_changes_frequencies_and_not_what_positions_are():
 def test_a_rotary_embedding_that_its_layers_do_not_follow():
     model = eva(attn_type="rope", rope_type="dinov3", rope_rotate_half=True)
     model.rope.rotate_half = False  # timm before 1.0.31 made such models by itself
-    with pytest.raises(ValueError, match="differ in rotate_half"):
+    with raises_for("model", naming="rotate_half"):
         comrope.swap(model, "comrope-torus")
 
 
@@ -117,7 +117,7 @@ def test_whichever_axis_comes_first(kind, indexing):
 def test_other_augmentations_of_coordinates_are_refused():
     model = build("timm eva")
     model.rope.aug_active = True
-    with pytest.raises(ValueError, match="augments coordinates in training"):
+    with raises_for("model", naming="RotaryEmbeddingCat"):
         comrope.swap(model, "comrope-ld", block_size=4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import raises_for
 
 from comrope.models import ViT, create_model
 
@@ -18,7 +19,7 @@ from comrope.models import ViT, create_model
     ],
 )
 def test_names_that_do_not_exist(name, suggested):
-    with pytest.raises(ValueError, match="name: ") as raised:
+    with raises_for("name") as raised:
         create_model(name)
     assert f"did you mean {suggested!r}" in str(raised.value) or suggested is None
     assert ("did you mean" in str(raised.value)) == (suggested is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import raises_for
 
 import comrope
 from comrope.models import create_model
@@ -54,7 +55,7 @@ def test_tubelets_and_any_number_of_frames(tubelet):
     for frames in (tubelet, 6, 4 * tubelet):
         assert model(torch.randn(1, 1, frames, 12, 8)).shape == (1, 5)
     if tubelet > 1:
-        with pytest.raises(ValueError, match="multiple"):
+        with raises_for("x"):
             model(torch.randn(1, 1, tubelet + 1, 8, 8))
 
 
