@@ -78,13 +78,13 @@ def test_its_file_is_closed_with_it():
 
 def test_more_than_the_share_of_the_memory_is_refused(monkeypatch):
     needed = 40 * 10 * 10
-    monkeypatch.setattr(cache, "_available_memory", lambda: needed / cache.MAX_SHARE + 1)
+    monkeypatch.setattr(cache, "available_memory", lambda: needed / cache.MAX_SHARE + 1)
     PixelCache(40, black, "pictures")
     for several in ("LOCAL_WORLD_SIZE", SIDE_BY_SIDE):  # each keeps all of them
         with monkeypatch.context() as patch, raises_for("data.cache", UserError):
             patch.setenv(several, "2")
             PixelCache(40, black, "pictures")
-    monkeypatch.setattr(cache, "_available_memory", lambda: needed / cache.MAX_SHARE - 1)
+    monkeypatch.setattr(cache, "available_memory", lambda: needed / cache.MAX_SHARE - 1)
     with raises_for("data.cache", UserError):
         PixelCache(40, black, "pictures")
 
@@ -95,10 +95,10 @@ def test_items_that_cannot_be_decoded_do_not_lower_the_estimate(monkeypatch):
             raise OSError("damaged")
         return black(index)
 
-    monkeypatch.setattr(cache, "_available_memory", lambda: 20 * 10 * 10 / cache.MAX_SHARE)
+    monkeypatch.setattr(cache, "available_memory", lambda: 20 * 10 * 10 / cache.MAX_SHARE)
     with raises_for("data.cache", UserError):
         PixelCache(32, decode, "pictures")
 
 
 def test_the_available_memory_is_plausible():
-    assert 2**20 < cache._available_memory() <= psutil.virtual_memory().total
+    assert 2**20 < cache.available_memory() <= psutil.virtual_memory().total

@@ -167,7 +167,7 @@ def test_signals_wait_until_processes_have_started():
     survived = []
 
     def interrupted() -> None:
-        with workers._signals_delayed():
+        with workers.signals_delayed():
             signal.raise_signal(signal.SIGINT)
             survived.append(True)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from comrope.experiments.common.errors import UserError
 
-__all__ = ["SIDE_BY_SIDE", "PixelCache"]
+__all__ = ["SIDE_BY_SIDE", "PixelCache", "available_memory"]
 
 SAMPLE = 32  # items, spread over all, from which the memory of all is estimated
 SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # environment variable: runs that share this machine's memory
@@ -124,7 +124,7 @@ def _check_memory(each: float, count: int, items: str) -> None:
     # Every process keeps all items: those of a run, and of the runs at the same time (launch.py).
     names = ("LOCAL_WORLD_SIZE", SIDE_BY_SIDE)
     processes = math.prod(int(os.environ.get(name, "1")) for name in names)
-    needed, available = each * count * processes, _available_memory()
+    needed, available = each * count * processes, available_memory()
     if needed > MAX_SHARE * available:
         raise UserError(
             f"data.cache: {count} {items} would need about {needed / 2**30:.1f} GiB of memory, "
@@ -133,7 +133,7 @@ def _check_memory(each: float, count: int, items: str) -> None:
         )
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Return the bytes that are available; in a container at most its limit."""
     import psutil
 

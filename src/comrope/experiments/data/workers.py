@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["create_loader", "end", "start", "start_server"]
+__all__ = ["create_loader", "end", "signals_delayed", "start", "start_server"]
 
 PACKAGE = __name__.partition(".")[0]
 PRELOAD = ("timm.data",)  # imported by the server besides this package's modules in use
@@ -128,7 +128,7 @@ def create_loader(
 def start(loader: DataLoader[Any]) -> Iterator[Any]:
     """Start all processes of a loader and return its batches. (torch cannot end only some.)"""
     start_server(loader.num_workers)
-    with _signals_delayed():
+    with signals_delayed():
         return iter(loader)
 
 
@@ -140,7 +140,7 @@ def end(batches: Iterator[Any] | None) -> None:
 
 
 @contextlib.contextmanager
-def _signals_delayed() -> Iterator[None]:
+def signals_delayed() -> Iterator[None]:
     """Handle signals after the block."""
     if threading.current_thread() is not threading.main_thread():
         yield  # the main thread handles signals

@@ -27,11 +27,11 @@ def test_a_row_is_compared_with_baselines_that_have_its_perturbation():
 
     rows = [row("ape", 40.0), row("rope", 50.0), row("comrope-ld", 49.0)]
     rows += [row("comrope-ld", 90.0, perturbation=0.0)]
-    lines = table_lines(video._over_baselines(results_of(rows)))
+    lines = table_lines(video.over_baselines(results_of(rows)))
     nine, one = ["+9.00 [+9.00, +9.00]", "better"], ["-1.00 [-1.00, -1.00]", "worse"]
     assert ["ComRoPE-LD", "1", *nine, *nine, *one] in lines
     assert ["ComRoPE-LD", "0", *["–"] * 6] in lines
-    assert video._over_baselines(results_of(rows[3:])) == ""
+    assert video.over_baselines(results_of(rows[3:])) == ""
 
 
 def test_accuracy_among_two_classes_counts_answers_within_the_pair():
@@ -51,9 +51,9 @@ def test_the_gain_of_the_time_axis_is_paired_by_seed():
     row = row_of(top1, "comrope-ld") | {"runs": [run(s, 8 + s % 2) for s in range(3)]}
     control = row_of(top1, "comrope-ld", fields=dict([NO_TIME]), label="control")
     control["runs"] = [run(s, 4) for s in range(3)]
-    text = video._other_clips([row, control])
+    text = video.other_clips([row, control])
     assert "ComRoPE-LD over control: +21.67 [+14.50, +28.84], better." in text
-    assert "over" not in video._other_clips([row])
+    assert "over" not in video.other_clips([row])
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from comrope.experiments.studies.tables import (
     with_paper_table,
 )
 
-__all__ = ["STUDY", "pair_accuracy", "pair_of"]
+__all__ = ["STUDY", "other_clips", "over_baselines", "pair_accuracy", "pair_of"]
 
 SCALES = {
     "demo": Scale("moving", "shapes that move to the left or to the right, ViT-nanovideo"),
@@ -55,13 +55,13 @@ def table(results: Results) -> str:
     clip = results["recipe"]["data"]["frames"]
     return (
         f"Clips of {clip} frames from all of a video, at other resolutions:\n\n"
-        f"{with_paper_table(results, 'video')}\n{_over_baselines(results)}Other clips, at "
+        f"{with_paper_table(results, 'video')}\n{over_baselines(results)}Other clips, at "
         f"{results['trained_at']} px. *Time axis removed*: a control. All frames have the same "
-        f"time coordinate, so their order is lost.\n\n{_other_clips(results['rows'])}"
+        f"time coordinate, so their order is lost.\n\n{other_clips(results['rows'])}"
     )
 
 
-def _over_baselines(results: Results) -> str:
+def over_baselines(results: Results) -> str:
     """Return differences from APE and vanilla RoPE with the same perturbation."""
     found, sizes = results["rows"], [*map(str, results["resolutions"])]
     size = training_size(results)
@@ -83,7 +83,7 @@ def _over_baselines(results: Results) -> str:
     return f"{NOTE_INTERVALS}{markdown_table(header, lines)}\n"
 
 
-def _other_clips(found: Sequence[Results]) -> str:
+def other_clips(found: Sequence[Results]) -> str:
     """Return accuracy for other frames and spans, and of classes that only time distinguishes."""
     others = [name for name in found[0]["top1"] if not name.isdigit()]
     header = ["method", "σ", *others]
