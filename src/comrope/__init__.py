@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from comrope.methods import METHODS
 
-if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
+if TYPE_CHECKING:  # type checkers and editors do not call __getattr__
     from comrope import analysis, inits, models
     from comrope.integrations.api import swap, unswap
     from comrope.integrations.fold import fold

@@ -25,7 +25,7 @@ def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def integer(label: str, value: Any, least: int) -> int:
-    """Return ``value`` as an int if it is a whole number of at least ``least``."""
+    """Return ``value`` as an int if it is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{label}: expected an integer of at least {least}, got {value!r}")
     return int(value)

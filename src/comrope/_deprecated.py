@@ -1,4 +1,4 @@
-"""Old names: they work for one release and warn, naming their successor."""
+"""Old names: they work for one release, with a warning that names their successor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def warn_deprecated(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warn that ``old`` will go and that ``new`` replaces it; by default at the caller's caller."""
+    """Warn that ``new`` replaces ``old``; by default at the line that calls the caller."""
     warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=stacklevel)
 
 
 def renamed(module: str, names: dict[str, str]) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that finds old names: {old: new}."""
+    """Return a ``__getattr__`` for a module, which resolves old names: {old: new}."""
 
     def find(name: str) -> Any:
         if name not in names:

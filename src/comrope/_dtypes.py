@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 def constants_like(values: Sequence[float], like: Tensor) -> Tensor:
     """Return ``values`` as a tensor (N,) of the dtype and on the device of ``like``.
 
-    Filled on the device: copying numbers to a GPU would make it wait for the CPU.
+    The values are filled in on the device, because a copy to a GPU would synchronize it.
     """
     return torch.stack([like.new_full((), value) for value in values])
 

@@ -23,7 +23,7 @@ def write_files(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
     """Write several files atomically: no file is replaced before all of them are complete.
 
     Args:
-        writers: For every path, a function that writes its content to the path it is given: a
+        writers: For every path, a function that writes the content. Its argument is the path of a
             temporary file in the same folder, which is then renamed. Folders are created.
 
     Raises:

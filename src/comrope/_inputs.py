@@ -1,7 +1,6 @@
-"""Checks of what a rotation is called with. Every function raises an error that names the argument,
-or returns nothing.
+"""Check the inputs of a rotation. Every function raises an error that names the argument.
 
-They look at shapes and dtypes first and at values last, and create no tensors.
+Shapes and dtypes are checked first and values last. No tensors are created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures of a position encoding: does it commute, is it relative, what has it learned.
+"""Measures of a position encoding: whether it commutes, whether it is relative, what it learned.
 
 Every function takes a ``RotaryEmbedding``, trained or not.
 
@@ -142,8 +142,7 @@ def similarity_map(
 
     Returns:
         (H, T), at most 1: the expectation of v . R(origin)^T R(x) v / |v|^2 over random v, which is
-        the mean of cos(phase) over the planes of a head. Attention starts with this preference,
-        before it has learned from content.
+        the mean of cos(phase) over the planes of a head.
     """
     _check(rope)
     place = torch.as_tensor(origin).to(positions).reshape(1, -1)

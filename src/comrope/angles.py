@@ -39,8 +39,9 @@ __all__ = [
 class CommutingAngles(NamedTuple):
     """Commuting angle matrices in spectral form.
 
-    Use the gradient of ``basis`` only to move it among orthogonal matrices: its component that
-    would leave them depends on the backend. The same holds for ``skew`` of ``CollinearAngles``.
+    Only the part of the gradient of ``basis`` that keeps it orthogonal is defined; the other part
+    depends on the backend. The same holds for ``skew`` of ``CollinearAngles``: only the
+    skew-symmetric part of its gradient is defined.
     """
 
     basis: Tensor | None  # (H, m, b, b), orthogonal; None is the identity
@@ -52,7 +53,7 @@ class CommutingAngles(NamedTuple):
         return CommutingAngles(basis, self.frequencies.to(dtype), self.block_size)
 
     def cache_spectrum(self) -> CommutingAngles:
-        """Return self: the spectrum is what it holds."""
+        """Return self, which contains the spectrum."""
         return self
 
     def matrices(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""Initializations of learned rotations: what ``RotaryEmbedding(init=...)`` takes.
+"""Initializations of learned rotations, the values of ``RotaryEmbedding(init=...)``.
 
 ``RotaryEmbedding("comrope-ld", init=comrope.inits.RoPE(base=100, position_scale=(14, 14)), ...)``.
-The names of ``NAMES`` stand for the same objects with their defaults. To add an initialization, add
-a class here.
+A name in ``NAMES`` stands for an object with default fields. To add an initialization, add a class
+here.
 
 Shapes: N axes, H heads, m blocks per head, f planes per block.
 """
@@ -99,9 +99,9 @@ class PlaneInit(Init):
 
     Args:
         base: Frequencies are between 1 / ``base`` and 1; 10000 by default.
-        position_scale: Multiplies all frequencies, one number or one per axis, 1 by default. They
-            are made for positions that count patches: for positions in [0, 1] pass the grid of the
-            training resolution.
+        position_scale: Multiplies all frequencies, one number or one per axis, 1 by default. The
+            default suits positions that count patches. For positions in [0, 1] pass the grid of
+            the training resolution.
     """
 
     base: float = BASE
@@ -142,8 +142,8 @@ class RoPE(PlaneInit):
     Args:
         base: As in ``PlaneInit``.
         position_scale: As in ``PlaneInit``.
-        frequencies: The frequencies themselves, one per plane of an axis, instead of those of
-            ``base``: those of a pre-trained model, scaled in any way.
+        frequencies: Frequencies instead of those of ``base``, one per plane of an axis: for
+            example those of a pre-trained model.
     """
 
     name: ClassVar[str] = "rope"
@@ -154,7 +154,9 @@ class RoPE(PlaneInit):
         super().__post_init__()
         if self.frequencies is not None:
             if self.base != BASE:
-                raise ValueError("base: expected none beside frequencies, which replace it")
+                raise ValueError(
+                    f"base: expected no value with frequencies, which replace it, got {self.base}"
+                )
             given = tuple(_checks.real("frequencies", f) for f in self.frequencies)
             object.__setattr__(self, "frequencies", given)
 
@@ -187,7 +189,7 @@ class RoPE(PlaneInit):
 
 @dataclass(frozen=True)
 class RandomAxes(RoPE):
-    """Vanilla RoPE with axes rotated at random in every head: phases grow in all directions.
+    """Vanilla RoPE with axes rotated at random in every head, so that no direction is special.
 
     On two axes with base 10 this is the initialization of RoPE-Mixed's authors. The fields are
     those of ``RoPE``.
@@ -210,9 +212,9 @@ class RandomAxes(RoPE):
 
 @dataclass(frozen=True)
 class Isotropic(PlaneInit):
-    """Every plane in a random direction of its own, with log-uniform speeds in [1 / base, 1].
+    """A random direction for every plane, with log-uniform speeds in [1 / base, 1].
 
-    In ``comrope-ld`` every block has a direction, since its planes share one.
+    In ``comrope-ld`` the planes of a block share one direction.
     """
 
     name: ClassVar[str] = "isotropic"
@@ -251,11 +253,11 @@ def parse(init: str | Init, **keywords: Any) -> Init:
     Args:
         init: One of ``NAMES``, or an initialization.
         keywords: ``spread`` (the ``std`` of ``Normal``), ``base``, ``position_scale`` and
-            ``frequencies``; None is not given. They set fields that ``init`` leaves open.
+            ``frequencies``. They replace defaults of ``init``; None is ignored.
 
     Raises:
         ValueError: If the name is unknown, or a keyword is given that the initialization does not
-            have or has set itself.
+            have or has set already.
     """
     if isinstance(init, str) and init in RENAMED:
         warn_deprecated(f"init={init!r}", f"init={RENAMED[init]!r}", stacklevel=7)
@@ -269,13 +271,13 @@ def parse(init: str | Init, **keywords: Any) -> Init:
         if value is None or (keyword == "spread" and value == 1):
             continue
         if name not in defaults:
-            having = [known for known, cls in _CLASSES.items() if name in cls.__dataclass_fields__]
+            having = [other for other, cls in _CLASSES.items() if name in cls.__dataclass_fields__]
             raise ValueError(
                 f"{keyword}: expected none with init {init.name!r}, got {value!r}; the "
                 f"initializations that have one are {', '.join(having)}"
             )
         if getattr(init, name) != defaults[name]:
-            raise ValueError(f"{keyword}: expected none beside init={init}, got {value!r}")
+            raise ValueError(f"{keyword}: expected none with init={init}, got {value!r}")
         if name == "std":
             _checks.real(keyword, value, positive=True)
         given[name] = value
@@ -315,11 +317,11 @@ def rope_frequencies(
         exponents = torch.arange(planes, device=device, dtype=torch.float64) / max(planes, 1)
         one_axis = base**-exponents
     else:
-        # Nothing here may wait for a GPU: a forward pass of vanilla RoPE begins with it.
+        # No synchronization with a GPU here: every forward pass of vanilla RoPE computes this.
         one_axis = constants_like(frequencies, torch.empty(0, device=device, dtype=torch.float64))
     one_axis = one_axis.view(shape.num_blocks // shape.num_axes, shape.num_planes)
-    beside = 1 if shape.axis_order == "alternating" else 0  # the dimension of the other axes
-    every = torch.stack([one_axis] * shape.num_axes, beside).flatten(0, 1)
+    axes_dim = 1 if shape.axis_order == "alternating" else 0
+    every = torch.stack([one_axis] * shape.num_axes, axes_dim).flatten(0, 1)
     own = axis_of_block(shape, device)[..., None]
     scales = position_scale or (1.0,) * shape.num_axes
     return torch.stack([mine * every * scale for mine, scale in zip(own, scales, strict=True)])

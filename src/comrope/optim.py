@@ -24,12 +24,12 @@ def parameter_groups(
 
     Args:
         model: Any model that contains a ``RotaryEmbedding``: ours, a swapped one or your own.
-        weight_decay: Of the weights. Not decayed are angles, biases, norms, parameters with one
-            dimension or none, and those that a module's ``no_weight_decay()`` names.
-        lr: Learning rate of all but the angles; by default the optimizer's own.
-        angle_lr: Learning rate of the angles, by default ``lr``. Adam moves an element by about its
-            learning rate per step, so angles that start at zero need a higher one if there are few
-            steps.
+        weight_decay: Of the weights. Angles, biases, norms, parameters with one dimension or none,
+            and those that a module's ``no_weight_decay()`` names have none.
+        lr: Learning rate of all other parameters; by default the optimizer's own.
+        angle_lr: Learning rate of the angles, by default ``lr``. Adam changes an element by about
+            its learning rate per step, so angles that start at zero need a higher one if there are
+            few steps.
 
     Returns:
         At most three groups, for ``torch.optim.AdamW(groups)``. Frozen parameters are left out.
@@ -46,7 +46,7 @@ def parameter_groups(
 
 
 def split_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Split the parameters that learn into ``decayed``, ``spared`` of decay, and ``angles``.
+    """Split trainable parameters into ``decayed``, ``spared`` (no decay) and ``angles``.
 
     Empty lists are left out.
     """

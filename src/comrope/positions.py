@@ -37,8 +37,8 @@ def grid(
     Args:
         shape: Patches per axis.
         scale: Each axis covers [0, scale]; one number or one per axis. 1 is the paper's relative
-            scaling: patch j of X is at (j + 1/2) / X. ``scale=shape`` counts patches; the grid of
-            the training resolution counts patches of training, at any ``shape``.
+            scaling: patch j of X is at (j + 1/2) / X. With ``scale=shape`` the unit is a patch.
+            With the grid of the training resolution it is a patch of training, for any ``shape``.
         device: Of the result.
         dtype: Of the result, by default torch's default dtype.
 
@@ -83,9 +83,9 @@ def with_class_token(
             s / 2.
         count: How many there are.
 
-    Call it after ``perturb`` and before ``shift``: a class token has no patch to move in, but an
-    offset of the image moves it as well. (A token that is left unrotated stays where it is, so an
-    offset would move the image away from it.)
+    Call it after ``perturb`` and before ``shift``: a class token has no patch and is not perturbed,
+    but an offset of the image moves it too. (An unrotated token is not moved by an offset, so
+    scores with it change.)
     """
     positions = _floating("positions", positions)
     place = constants_like(_checks.per_axis("center", center, positions.shape[-1]), positions)
@@ -105,12 +105,12 @@ def perturb(
     """Add the paper's perturbation, N(0, (intensity * patch)^2) clamped to the patch (Sec. 3.4).
 
     Args:
-        positions: (T, N) or (B, T, N). Every token moves on its own.
+        positions: (T, N) or (B, T, N). Every token has a draw of its own.
         patch_size: In the units of the positions: 1 / 14 for ``grid((14, 14))``; one number or one
             per axis.
         intensity: Standard deviation in patches (the paper's sigma).
-        batch_size: Draw once per sample and return (B, T, N); by default shared positions get one
-            draw.
+        batch_size: Draw once per sample and return (B, T, N); by default shared positions have one
+            draw for the batch.
         axes: Axes to perturb, by default all.
         generator: By default torch's global one.
     """
@@ -174,8 +174,8 @@ def rescale(
 def check_positions(label: str, positions: Tensor) -> None:
     """Raise unless ``positions`` is (T, N) or (B, T, N), real and finite.
 
-    Values are checked on the CPU only: on a GPU a check would stop the queue, and in a compiled
-    graph or under vmap there are no values.
+    Values are checked on the CPU only. On a GPU a check would synchronize; in a compiled graph or
+    under vmap there are no values.
     """
     if not isinstance(positions, Tensor):
         raise TypeError(f"{label}: expected a tensor, got {type(positions).__name__}")
@@ -197,7 +197,7 @@ def check_positions(label: str, positions: Tensor) -> None:
 
 
 def _floating(label: str, positions: Tensor) -> Tensor:
-    """Check positions and convert integers: coordinates are halved and moved by fractions."""
+    """Check positions and convert integers to the default dtype."""
     check_positions(label, positions)
     return positions if positions.is_floating_point() else positions.to(torch.get_default_dtype())
 

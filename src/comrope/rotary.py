@@ -41,12 +41,12 @@ class RotaryEmbedding(nn.Module):
             of two) to 5.5 (blocks of sixteen) radians per unit, so for positions in about [0, 1].
             ``"zeros"``: no rotation, so standard attention. ``"rope"``: vanilla RoPE.
             ``"rope-random-axes"``: vanilla RoPE with axes rotated at random in every head.
-            ``"isotropic"``: every plane in a random direction of its own. Or an object of
-            ``comrope.inits``, where these are described.
+            ``"isotropic"``: a random direction for every plane. Or an object of ``comrope.inits``,
+            which describes them.
         spread: Short for ``init=inits.Normal(std=...)``.
-        base: Short for the ``base`` of ``inits.RoPE``, ``RandomAxes`` or ``Isotropic``; also of
+        base: Short for the ``base`` of ``inits.RoPE``, ``RandomAxes`` or ``Isotropic``; also for
             method ``"rope"``, whose ``init`` is ``inits.RoPE()``.
-        position_scale: Short for their ``position_scale``.
+        position_scale: Short for the ``position_scale`` of the same three.
         frequencies: Short for the ``frequencies`` of ``inits.RoPE`` or ``RandomAxes``.
         axis_order: Which blocks rotate with which axis, in vanilla RoPE and ``"comrope-ap"``:
             ``"alternating"``, as in the paper, or ``"contiguous"``, all blocks of axis 0 first, as
@@ -59,8 +59,8 @@ class RotaryEmbedding(nn.Module):
             ``"reference"``; ``select_backend`` returns what ``"auto"`` selects, and why.
         options: Options of the method: ``shared_theta`` of ``"comrope-ld"``.
 
-    Casting the module to bfloat16 or float16 rounds its learned angles as it rounds weights, which
-    matters for long ranges of positions. Autocast leaves them unchanged.
+    Casting the module to bfloat16 or float16 rounds its learned angles, which matters for long
+    ranges of positions. Autocast does not change them.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(f"head_dim: channel_order 'half' needs an even one, got {head_dim}")
         self.num_prefix_tokens = _checks.integer("num_prefix_tokens", num_prefix_tokens, 0)
         self.backend = _checks.one_of("backend", backend, ops.BACKENDS)
-        if backend in ("spectral", "triton"):  # fail early where these angles do not allow it
+        if backend in ("spectral", "triton"):  # raise early if these angles do not allow it
             with torch.no_grad():
                 ops.select_backend(self.angles(), backend, channel_order=channel_order)
 
@@ -158,10 +158,10 @@ class RotaryEmbedding(nn.Module):
             Rotated q and k in their dtypes, computed in the widest dtype of all arguments, at least
             float32. They are saved for the backward pass: do not change them in place.
 
-        Only scores between outputs of this module are defined. Single outputs still contain a
-        change of basis that cancels in the scores (see ``spectrum``), those of prefix tokens too.
-        So do not combine them with keys that were not rotated by this module, or with a cache from
-        another backend or from before a weight update.
+        Only scores between outputs of this module are defined. Every output, also of prefix tokens,
+        contains a change of basis that cancels in the scores (see ``spectrum``). So do not combine
+        outputs with keys that another module rotated, or with a cache from another backend or from
+        before a weight update.
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         check_queries_and_keys(self.method, q, k, positions, prefix)
@@ -186,9 +186,9 @@ class RotaryEmbedding(nn.Module):
             angles: As in ``forward``.
 
         With rotated q and k, ``rotate(attend(q, k, rotate(v, y)), x, inverse=True)`` is
-        sum_j a_ij R(x_i)^T R(y_j) v_j. For methods that commute, that is R(y_j - x_i): outputs then
-        depend on where values are, relative to the query. A rotation and its inverse need the same
-        parameters, backend and dtype, best the same ``angles``. Hooks are not called.
+        sum_j a_ij R(x_i)^T R(y_j) v_j. For methods that commute, R(x_i)^T R(y_j) = R(y_j - x_i), so
+        outputs depend on the positions of values relative to the query. A rotation and its inverse
+        need the same parameters, backend and dtype, best the same ``angles``. Hooks are not called.
         """
         options = self._single_options(x, positions, num_prefix_tokens, angles)
         return ops.rotate_single(x, positions, inverse=inverse, **options)
@@ -270,7 +270,7 @@ class RotaryEmbedding(nn.Module):
         self.method.reset_parameters()
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that should not be decayed: all, they are angles."""
+        """Return the names of the parameters without weight decay: all, since they are angles."""
         return {name for name, _ in self.named_parameters()}
 
     def extra_repr(self) -> str:

@@ -1,6 +1,6 @@
 """Position encodings, one file each: parameters and the angle matrices that they define.
 
-Importing this package loads no torch; a method is loaded when it is first used.
+Importing this package loads no torch. A method is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from comrope import _checks
 
-if TYPE_CHECKING:  # what __getattr__ finds
+if TYPE_CHECKING:  # type checkers do not call __getattr__
     from comrope.methods.base import Method, batched_angles, has_vanilla_frequencies
 
 __all__ = [

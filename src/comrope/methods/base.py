@@ -1,4 +1,4 @@
-"""What all position encodings share: their sizes, their initialization, and their angles."""
+"""The base class of all position encodings: sizes, initialization, angles."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def angles(self) -> Angles:
-        """Return the angle matrices in the form that this method has, in float32 or wider."""
+        """Return the angle matrices in the form of this method, in float32 or wider."""
         return self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
 
     def angles_of(self, **parameters: Tensor) -> Angles:
@@ -111,7 +111,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def init_zeros(self) -> None:
-        """Set the parameters so that nothing rotates and they can learn."""
+        """Set the parameters so that the rotation is the identity and gradients are not zero."""
         for parameter in self.parameters():
             parameter.zero_()
 
@@ -123,7 +123,7 @@ class Method(nn.Module):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read what version 0.1 pickled: a name in the place of the initialization."""
+        """Load pickles of version 0.1, which have a name instead of the initialization."""
         super().__setstate__(state)
         if isinstance(self.init, str):
             keywords = {"spread": self.spread}
@@ -136,8 +136,8 @@ class Method(nn.Module):
     def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
         for option in options:
             if option not in self.options:
-                known = ", ".join(self.options) or "none"
-                raise TypeError(f"{option}: expected an option of method {self.name!r} ({known})")
+                own = ", ".join(self.options) or "none"
+                raise TypeError(f"{option}: expected an option of method {self.name!r} ({own})")
         return options
 
     def _check_sizes(self) -> None:
@@ -163,11 +163,11 @@ class Method(nn.Module):
 def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
     """Compute the angles of several layers at once, as if their heads were those of one layer.
 
-    Many small batches of small matrices leave a GPU idle.
+    On a GPU one large batch of small matrices is faster than many small batches.
 
     Returns:
-        The angles of each layer, or None if they cannot be batched: layers that differ, that are on
-        several devices or whose parameters are sharded.
+        The angles of each layer. None if the layers differ, are on several devices, or have sharded
+        parameters.
     """
     if not methods or not all(_can_batch(methods[0], method) for method in methods):
         return None
@@ -186,12 +186,12 @@ def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
 def _can_batch(first: Method, method: Method) -> bool:
     """Return whether two layers can be stacked.
 
-    Not a frozen layer with one that learns: its angles would get a gradient.
+    A frozen layer and a trained one cannot: the frozen angles would get a gradient.
     """
     for of in ("name", "settings", "shape", "head_dim", "block_size", "init"):
         if getattr(first, of) != getattr(method, of):
             return False
-    # Not through nn.Module's own iterators: they would take longer than all the rest.
+    # nn.Module's own iterators would take longer than the rest of this function.
     devices = [
         [x.device for x in (*each._parameters.values(), *each._buffers.values()) if x is not None]
         for each in (first, method)
@@ -206,7 +206,7 @@ def _can_batch(first: Method, method: Method) -> bool:
 
 
 def has_vanilla_frequencies(method: str, init: str | Init) -> bool:
-    """Return whether frequencies start as vanilla RoPE's, which count patches or tokens."""
+    """Return whether frequencies start as those of vanilla RoPE, per patch or token."""
     return method == "rope" or isinstance(inits.parse(init), PlaneInit)
 
 

@@ -69,8 +69,7 @@ def cayley(skew: Tensor) -> Tensor:
     Returns:
         Orthogonal matrices (..., b, b).
 
-    I - S/2 is never singular, so the solver need not report whether it was (on a GPU, that would
-    stop the queue).
+    I - S/2 is never singular, so the solver does not check it: on a GPU, a check would synchronize.
     """
     eye = torch.eye(skew.shape[-1], device=skew.device, dtype=skew.dtype)
     return torch.linalg.solve_ex(eye - 0.5 * skew, eye + 0.5 * skew).result

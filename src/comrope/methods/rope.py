@@ -18,9 +18,9 @@ __all__ = ["RoPE"]
 class RoPE(Method):
     """No parameters. ``init="zeros"`` switches the rotation off; the default is ``inits.RoPE()``.
 
-    Frequencies are made for positions that count tokens or patches. For positions in [0, 1] pass
-    the grid of the training resolution as ``position_scale``; without it the whole image spans
-    less than one radian, and this baseline is weak.
+    The frequencies suit positions that count tokens or patches. For positions in [0, 1] pass the
+    grid of the training resolution as ``position_scale``. Without it the whole image spans less
+    than one radian, and this baseline is weak.
     """
 
     name = "rope"
@@ -37,15 +37,15 @@ class RoPE(Method):
         **sizes: Any,
     ) -> None:
         super().__init__(**sizes)
-        # Frequencies are computed where they are used: a buffer would be rounded by .to(bfloat16)
-        # and lost by to_empty(). This empty one only holds the device and dtype of the module.
+        # Frequencies are computed in every call: a buffer of them would be rounded by .to(bfloat16)
+        # and lost by to_empty(). This empty buffer only holds the device and dtype of the module.
         self.register_buffer("anchor", torch.empty(0, device=device, dtype=dtype), persistent=False)
 
     @classmethod
     def parse_init(cls, init: str | inits.Init, **keywords: Any) -> inits.Init:
-        """Return ``inits.RoPE`` for the default ``"normal"``, which is for learned angles."""
+        """Return the initialization; the default ``"normal"`` becomes ``inits.RoPE``."""
         if init in ("zeros", inits.Zeros()):
-            inits.parse("rope", **keywords)  # which have no effect
+            inits.parse("rope", **keywords)  # check the keywords, which have no effect
             return inits.Zeros()
         found = inits.parse("rope" if init == "normal" else init, **keywords)
         if isinstance(found, inits.Normal):

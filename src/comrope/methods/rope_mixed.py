@@ -27,7 +27,7 @@ class RoPEMixed(Method):
     @classmethod
     @torch.no_grad()
     def like(cls, method: Method, frequencies: Tensor) -> RoPEMixed:
-        """Create one with the sizes of another method and the given frequencies."""
+        """Create a ``RoPEMixed`` with the sizes of another method and the given frequencies."""
         created = cls(
             num_heads=method.num_heads,
             head_dim=method.head_dim,
@@ -41,7 +41,7 @@ class RoPEMixed(Method):
         return created
 
     def init_normal(self, std: float) -> None:
-        """Draw with the spread of P - P^T for P ~ N(0, 1): that of ComRoPE-LD with b = 2."""
+        """Draw with the standard deviation of P - P^T, P ~ N(0, 1): ComRoPE-LD's for b = 2."""
         self.frequencies.normal_(std=std * 2**0.5)
 
     def init_planes(self, init: PlaneInit) -> None:
