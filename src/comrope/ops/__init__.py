@@ -96,8 +96,8 @@ def rotate_single(
 ) -> Tensor:
     """Rotate x (B, H G, T, D), queries, keys or values, as ``rotate`` does; the same options.
 
-    With ``inverse``, undo the rotation, including the basis that the spectral rotation leaves out.
-    Pass the same ``angles`` to both: two eigendecompositions need not give the same basis.
+    With ``inverse``, undo the rotation, including the basis that the spectral rotation omits.
+    Pass the same ``angles`` to both: two eigendecompositions may give different bases.
     """
     if inverse:
         rotated, basis = _rotate_back(x, positions, angles, key_heads=key_heads, **options)
@@ -106,7 +106,7 @@ def rotate_single(
             rotated = change_channels(rotated, basis.mT, order)
         return rotated.to(x.dtype)
     share = x.shape[1] // key_heads
-    # Keys without any query; or queries, with one of each group in the place of the key.
+    # Either keys without queries, or queries with one of each group as the key.
     q, k = (x[:, :0], x) if share == 1 else (x, x[:, ::share])
     return rotate(q, k, positions, angles, **options)[share == 1]
 
@@ -173,9 +173,9 @@ def _rotate_back(
     round_early: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Undo the rotation, except for a basis (H, m, b, b) that is still to be multiplied by, if any.
+    """Undo the rotation up to a basis, and return x and that basis (H, m, b, b) or None.
 
-    ``round_early`` rounds x to its own dtype before that product.
+    The caller multiplies x by the basis. ``round_early`` rounds x to its own dtype before.
     """
     selected = select_backend(angles, backend, x, x, positions, channel_order).backend
     options |= {"key_heads": key_heads, "backend": selected, "channel_order": channel_order}

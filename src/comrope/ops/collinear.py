@@ -106,7 +106,7 @@ class _RotateCollinear(torch.autograd.Function):
 
 
 class _NoSecondDerivative(torch.autograd.Function):
-    """The identity on three gradients; its own derivative is a clear error."""
+    """The identity on three gradients; its own derivative raises an error."""
 
     generate_vmap_rule = True
 
@@ -180,8 +180,8 @@ def skew_gradient(
         numerator, limit = (pad(t, (0, 1, 0, 1)) for t in (numerator, limit))
         frequencies = pad(frequencies, (0, 1))
     numerator = _multiply_rows_by_j(numerator)
-    # One s for all tokens: the cubic mean of |s|, weighted by gradient. Not the largest |s|: a far
-    # token without gradient (padding) must not decide for the rest.
+    # One s for all tokens: the cubic mean of |s|, weighted by gradient. The largest |s| could be
+    # that of a distant token without gradient (padding).
     reach = (cubes / torch.where(mass > 0, mass, 1.0)) ** (1 / 3)
     difference = frequencies[..., :, None] - frequencies[..., None, :]
     total = frequencies[..., :, None] + frequencies[..., None, :]
@@ -193,7 +193,7 @@ def skew_gradient(
 def _outer(grad: Tensor, x: Tensor) -> Tensor:
     """Sum grad x^T over tokens: (H, m, B, G, T, b) twice to (H, m, b, b).
 
-    First within samples, then over them: one product of 8 x 25,000 x 8 leaves a GPU idle.
+    First within samples, then over them: one product of 8 x 25,000 x 8 uses little of a GPU.
     """
     return (grad.flatten(3, 4).mT @ x.flatten(3, 4)).sum(2)
 

@@ -65,7 +65,7 @@ def select_backend(
     fallback = "spectral" if commute else "reference"
     if backend == "auto" and q is None:
         return BackendChoice(fallback, "no tensors are given")
-    unsupported = (  # triton is imported last, and only where it may be used
+    unsupported = (  # triton is imported last, and only if it may be used
         _reason_tensors_unsupported(angles, q, k, positions)
         or _reason_angles_unsupported(angles, channel_order)
         or _reason_software_unsupported()
@@ -107,7 +107,7 @@ def _reason_angles_unsupported(angles: Angles, channel_order: str) -> str | None
 
 @skew_spectrum.register_kernel("cuda")
 def _spectrum_on_gpu(skew: Tensor) -> tuple[Tensor, Tensor]:
-    """Use one kernel that does not stop the queue where there is one; otherwise eigh."""
+    """Use a kernel that does not synchronize if one supports the matrices, otherwise eigh."""
     unsupported = _reason_software_unsupported() or _reason_gpu_unsupported(skew.device.index)
     if not unsupported and skew.dtype in (torch.float32, torch.float64):
         from comrope.ops.kernels.jacobi import skew_spectrum_kernel, supported

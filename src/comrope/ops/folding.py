@@ -44,9 +44,9 @@ def fold_into_outputs(
         parameter: A weight (outputs, C) or a bias (outputs,).
         basis: Q (H, m, b, b).
         channel_order: ``"interleaved"`` or ``"half"``.
-        rows: Indices (H G, D) of the outputs that are rotated, head by head; all others stay
-            unchanged. By default all outputs: the H heads of queries, then those of keys, and so
-            on, (parts H D) in all.
+        rows: Indices (H G, D) of the outputs that are rotated, head by head; the others are
+            unchanged. By default all outputs (parts H D): the H heads of queries, then those of
+            keys, and so on.
         exact: Compute in float64, so that the result is rounded once.
     """
     heads = basis.shape[0]
@@ -67,7 +67,7 @@ def fold_into_outputs(
 def fold_into_inputs(
     weight: Tensor, basis: Tensor, channel_order: str, heads: int, *, exact: bool = False
 ) -> Tensor:
-    """Return W Q, for a projection whose inputs are to be rotated back.
+    """Return W Q, for a projection whose inputs need the inverse rotation.
 
     Args:
         weight: (C, heads D), of the projection after attention.

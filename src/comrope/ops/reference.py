@@ -28,8 +28,8 @@ def rotation_matrices(matrices: Tensor, positions: Tensor) -> Tensor:
         R (..., T, H, m, b, b).
     """
     exponents = sum_over_axes(positions[..., None, None, None, None, :], matrices)
-    # As one batch of matrices: matrix_exp cannot view every layout that a compiler may choose.
-    # In parts if there are millions: its backward overflows 32-bit indices on a GPU.
+    # One batch of matrices, because matrix_exp cannot view every layout that a compiler may choose.
+    # In parts if there are millions, because its backward overflows 32-bit indices on a GPU.
     flat = exponents.flatten(0, -3)
     most = 2**26 // flat.shape[-1] ** 2
     if flat.shape[0] <= most:
@@ -50,7 +50,7 @@ def rotate_reference(
         matrices: A (N, H, m, b, b).
     """
     rotations = rotation_matrices(matrices, positions)
-    # Shared positions: one matrix for a whole batch of vectors, never a copy of it per sample.
+    # Shared positions: one matrix for the batch, without a copy per sample.
     each = "thmij" if rotations.ndim == 5 else "bthmij"
     q, k = q.to(rotations.dtype), k.to(rotations.dtype)
     q = torch.einsum(f"{each},bhgtmj->bhgtmi", rotations, q)

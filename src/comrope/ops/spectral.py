@@ -27,8 +27,7 @@ __all__ = [
 def sum_over_axes(x: Tensor, w: Tensor) -> Tensor:
     """Return sum_i x_i w_i for x (..., N) and w (N, ...), which broadcast.
 
-    Axis by axis, not as a matrix product: that may run in TF32, where angles would lose all but
-    ten bits.
+    The axes are added one by one. A matrix product may run in TF32, which keeps only ten bits.
     """
     total = x[..., 0] * w[0]
     for axis in range(1, w.shape[0]):
