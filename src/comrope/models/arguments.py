@@ -1,7 +1,7 @@
 """Check the arguments of a saved model against the signature of its constructor.
 
-Types come from the annotations there, and bounds from the small table here, so that a wrong value
-is an error that names it, and not a process without memory.
+Types come from the annotations of the constructor, bounds from the table in this file. So a wrong
+value raises an error that names the argument, before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_arguments", "to_json"]
 
-# Smallest and largest value of arguments in a file: far beyond any model that exists, and far below
-# what cannot be built without its weights.
+# Smallest and largest value of arguments in a file: beyond those of any existing model, but small
+# enough to build the model without its weights.
 INTEGERS, NUMBERS = (1, 2**16), (0, 1e30)
 RANGES: dict[str, tuple[float, float]] = {
     "img_size": (1, 2**24),
@@ -48,7 +48,7 @@ MOST_PATCHES = MOST_VALUES = 2**31  # patches of the training grid, values of on
 
 
 def to_json(label: str, value: Any) -> Any:
-    """Return a value as JSON has it: NumPy's numbers as Python's, tuples as lists."""
+    """Convert a value to JSON types: NumPy's numbers to Python's, tuples to lists."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):
@@ -61,13 +61,13 @@ def to_json(label: str, value: Any) -> Any:
 
 
 def check_arguments(model: type[Pretrained], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments from a file as ``model`` takes them: known, of their types and in bounds.
+    """Check names, types and bounds of arguments from a file; return them for ``model``.
 
     Args:
         model: The class that will be called with them, by keyword.
-        arguments: Names and values, as JSON has them. Names of older versions are replaced.
+        arguments: Names and JSON values. Names of older versions are replaced.
 
-    Which strings are valid is left to the constructor.
+    The constructor checks which strings are valid.
     """
     arguments = {model.renamed_arguments.get(name, name): v for name, v in arguments.items()}
     if isinstance(init := arguments.get("init"), str):
@@ -90,8 +90,10 @@ def _keyword_types(model: type) -> dict[str, Any]:
 
 
 def _check_value(label: str, value: Any, hint: Any) -> Any:
-    """Return a value if it is of type ``hint``: bool, str, int or float, or a union of one of these
-    with None or a sequence of it. Lists become tuples."""
+    """Return a value if it is of type ``hint``; lists become tuples.
+
+    ``hint`` is bool, str, int or float, or a union of one of these with None or a sequence of it.
+    """
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if value is None and type(None) in kinds:
         return None
@@ -110,25 +112,25 @@ def _check_value(label: str, value: Any, hint: Any) -> Any:
 
 
 def _check_number(label: str, value: Any, kind: type) -> Any:
-    whole = kind is int
-    least, most = RANGES.get(label, INTEGERS if whole else NUMBERS)
+    integer = kind is int
+    least, most = RANGES.get(label, INTEGERS if integer else NUMBERS)
     if type(value) not in (int, kind) or not least <= value <= most:
-        bounds = f"{least} to {most}" if whole else f"{least:g} to {most:g}"
-        raise _wrong(label, f"{'an integer' if whole else 'a number'} of {bounds}", value)
+        bounds = f"{least} to {most}" if integer else f"{least:g} to {most:g}"
+        raise _wrong(label, f"{'an integer' if integer else 'a number'} of {bounds}", value)
     return value
 
 
 def _check_sizes(arguments: Mapping[str, Any]) -> None:
-    """Check products: sizes that are possible on each axis may not be on all axes together."""
+    """Check products of sizes: each size may be valid while their product is too large."""
     img, patch = arguments.get("img_size", 224), arguments.get("patch_size", 16)
     axes = len(img) if isinstance(img, tuple) else len(patch) if isinstance(patch, tuple) else 2
     canvas, sizes = ((v,) * axes if isinstance(v, int) else v for v in (img, patch))
     patches = math.prod(canvas) // math.prod(sizes)
     if patches > MOST_PATCHES:
-        raise _wrong("img_size", f"at most {MOST_PATCHES} patches, that is {patches}", img)
+        raise _wrong("img_size", f"at most {MOST_PATCHES} patches, not {patches}", img)
     values = math.prod(sizes) * arguments.get("in_chans", 3)
     if values > MOST_VALUES:
-        raise _wrong("patch_size", f"at most {MOST_VALUES} values, that is {values}", patch)
+        raise _wrong("patch_size", f"at most {MOST_VALUES} values, not {values}", patch)
 
 
 def _wrong(label: str, expected: str, value: Any) -> ValueError:

@@ -30,12 +30,12 @@ class Attention(nn.Module):
         dim: C.
         num_heads: A divisor of C.
         rope: The rotation; None is attention without positions.
-        rotate_values: Rotate values too, and rotate back what attention makes of them: outputs then
-            depend on where values come from. (Code that fetches the parameters of ``rope`` only
-            while it is called, such as sharding, must keep them until the layer has returned.)
+        rotate_values: Rotate values too, and the outputs of attention back. Outputs then depend on
+            the positions of values relative to the query. (Code that fetches the parameters of
+            ``rope`` for one call, such as sharding, must keep them until the layer returns.)
     """
 
-    rotate_values = False  # for pickles of layers from before this option existed
+    rotate_values = False  # for pickles of layers that are older than this option
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         Args:
             x: (B, T, C).
             positions: (T, N) or (B, T, N).
-            angles: What ``rope.angles()`` returns, if it is precomputed.
+            angles: The precomputed result of ``rope.angles()``.
             attend: Called with the rotated q and k, and v, (B, heads, T, D) each.
         """
         if angles is None and isinstance(self.rope, RotaryEmbedding) and not _hooked(self.rope):
@@ -93,10 +93,10 @@ class Attention(nn.Module):
     def _projections(
         self, x: Tensor, positions: Tensor, angles: Angles | None
     ) -> tuple[Project, Project, Angles | None]:
-        """Return the projections before and after attention, and the angles for between them.
+        """Return the projections before and after attention, and the angles to rotate with.
 
-        The basis of the angles is folded into the weights where that costs less than multiplying
-        every token by it, and no kernel does that anyway.
+        The basis of the angles is folded into the weights if that costs less than multiplying
+        every token by it, and if no kernel does that multiplication.
         """
         rope, tokens = self.rope, x.shape[0] * x.shape[1]
         if (
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         """Return the parameters that change if the rotation's basis is folded into them, by name.
 
         Args:
-            basis: Q (heads, m, b, b) of the rotation, which is left with frequencies alone.
+            basis: Q (heads, m, b, b) of the rotation, which keeps only its frequencies.
             exact: Compute in float64, so that weights are rounded once.
 
         Differentiable; the layer itself is not changed.
@@ -170,8 +170,10 @@ def _linear(weight: Tensor, bias: Tensor | None) -> Project:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether its weights can be used without calling it: no adapter, no hook, no tensor subclass
-    such as a quantized weight."""
+    """Return whether a module's weights can be used without calling it.
+
+    Not with adapters, hooks, or tensor subclasses such as quantized weights.
+    """
     plain = type(module) is nn.Linear and all(
         type(parameter) is nn.Parameter for parameter in (module.weight, module.bias)
     )

@@ -26,7 +26,7 @@ class Patches(nn.Module):
         self.proj = nn.Linear(in_chans * math.prod(self.patch_size), dim)
 
     def grid_shape(self, canvas: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of patches along each axis of a canvas, which they must fill."""
+        """Return the number of patches along each axis of a canvas; its sizes must be multiples."""
         if len(canvas) != len(self.patch_size) or any(
             size < patch or size % patch
             for size, patch in zip(canvas, self.patch_size, strict=True)
@@ -48,10 +48,10 @@ class Patches(nn.Module):
 
 
 class AbsolutePositions(nn.Module):
-    """APE: one learned vector per patch of the training grid, multilinear in between.
+    """APE: one learned vector per patch of the training grid, with multilinear interpolation.
 
-    At a continuous coordinate x in [0, 1]^N the embedding is interpolated between the 2^N nearest
-    patch centres; beyond the outermost centres it is constant.
+    The embedding at x in [0, 1]^N is interpolated between the 2^N nearest patch centres. Outside
+    of the outermost centres it is constant.
     """
 
     def __init__(self, grid: Sequence[int], dim: int) -> None:

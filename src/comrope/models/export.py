@@ -1,9 +1,9 @@
 """A ViT with constant rotations, which ``torch.export`` and ONNX can express.
 
 Angles are computed once, eigendecompositions included, and their bases are folded into the
-projections, as ``comrope.fold`` does it: vanilla RoPE remains, with frequencies of its own for
-every head, at positions that follow the size of the image. LieRE has no common basis; its matrix
-exponentials remain, as plain products.
+projections, as in ``comrope.fold``. What remains is vanilla RoPE with frequencies per head, at
+positions that depend on the size of the image. LieRE has no common basis; its matrix exponentials
+become plain products.
 
 Shapes: B batch, T tokens, N axes, H heads, D channels per head, m blocks per head, b block size.
 """
@@ -73,8 +73,8 @@ def _fold_attention(attention: Attention) -> None:
 class MatrixExponential(nn.Module):
     """Rotate by exponentials of constant matrices (N, H, m, b, b) that do not commute.
 
-    Takes the place of a ``RotaryEmbedding`` and has its methods; ``angles`` and ``inplace`` have no
-    effect. For positions in [0, 1], as those of patches are: precision falls beyond.
+    Replaces a ``RotaryEmbedding`` and has its methods; ``angles`` and ``inplace`` have no effect.
+    Positions should be in [0, 1], as those of patches are: outside, precision decreases.
     """
 
     skew: Tensor

@@ -1,7 +1,7 @@
 """Save and load models: a folder with ``config.json`` and ``model.safetensors``, or the Hub.
 
-A saved model may come from anywhere, so nothing in it is trusted: pickles are never opened, and
-every argument is checked (``models.arguments``) before a model is built from it.
+A saved model may come from an untrusted source: pickles are never opened, and every argument is
+checked (``models.arguments``) before a model is built.
 
 huggingface_hub's PyTorchModelHubMixin is not used: it removes the old configuration before it
 writes the new one, reads pickles where it finds no safetensors, and drops values that it cannot
@@ -46,8 +46,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Pretrained(nn.Module):
     """A model that can be saved, loaded and shared."""
 
-    extra_arguments: ClassVar[dict[str, Any]] = {}  # types of those that enter by ``**options``
-    renamed_arguments: ClassVar[dict[str, str]] = {}  # old names in files, which stay readable
+    extra_arguments: ClassVar[dict[str, Any]] = {}  # types of keywords in ``**options``
+    renamed_arguments: ClassVar[dict[str, str]] = {}  # old names in files -> new names
 
     def arguments(self) -> dict[str, Any]:
         """Return all keywords of the constructor that make the same model."""
@@ -57,9 +57,8 @@ class Pretrained(nn.Module):
         """Write ``config.json`` and ``model.safetensors`` to a folder, atomically.
 
         Raises:
-            ValueError: Parts of the model were replaced after it was made, so that its arguments do
-                not describe it.
-            OSError: A file cannot be written; the existing ones are unchanged.
+            ValueError: Parts of the model were replaced, so its arguments do not describe it.
+            OSError: A file cannot be written; existing files are unchanged.
         """
         arguments = {
             name: to_json(name, value)
@@ -72,7 +71,7 @@ class Pretrained(nn.Module):
         with torch.device("meta"):
             rebuilt = type(self)(**check_arguments(type(self), arguments))
         if wrong := misfits(shapes_of(rebuilt.state_dict()), shapes_of(tensors)):
-            raise ValueError(f"the model was changed since it was made: {wrong[0]}")
+            raise ValueError(f"model: was changed after it was created: {wrong[0]}")
         config = {
             "library": LIBRARY,
             "library_version": sys.modules[LIBRARY].__version__,
@@ -107,8 +106,8 @@ class Pretrained(nn.Module):
 
         Args:
             folder: A folder, or the name of a repository on the Hub, "owner/name".
-            num_classes: If it is not the number that the model has, the head is initialized anew.
-            backend: Replaces the backend that the model was saved with, for example by "auto".
+            num_classes: If it differs from the saved number, the head is initialized anew.
+            backend: Replaces the saved backend, for example by "auto".
             device: Device of the weights. Their dtypes are those of the file.
             revision, cache_dir, token, local_files_only, force_download: Options of the Hub.
 
@@ -198,24 +197,23 @@ def misfits(expected: Shapes, found: Shapes) -> list[str]:
 
 
 def _digest(arguments: Mapping[str, Any]) -> str:
-    """Hash arguments. It is stored with the weights: a file of weights and a configuration that
-    were not saved together are found out by it."""
+    """Hash arguments. Weights store the hash, which detects a configuration of another model."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
 
 
 def _read_config(path: Path, architecture: str) -> dict[str, Any]:
-    """Return the arguments in a file, unchecked."""
+    """Return the arguments in a file; their values are not checked."""
     if (size := path.stat().st_size) > LARGEST_CONFIG:
         raise ValueError(f"expected at most {LARGEST_CONFIG} bytes, got {size}")
     config = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ValueError(f"expected names and values, got {reprlib.repr(config)}")
-    known = {"library": LIBRARY, "format": FORMAT, "architecture": architecture}
-    for key, expected in known.items():
+    fixed = {"library": LIBRARY, "format": FORMAT, "architecture": architecture}
+    for key, expected in fixed.items():
         if type(config.get(key)) is not type(expected) or config[key] != expected:
             got = reprlib.repr(config[key]) if key in config else "nothing"
             raise ValueError(f"{key}: expected {expected!r}, got {got}")
-    if unknown := sorted(set(config) - {*known, "library_version", "arguments"}):
+    if unknown := sorted(set(config) - {*fixed, "library_version", "arguments"}):
         raise ValueError(f"{unknown[0]}: unknown entry")
     if not isinstance(config.get("arguments"), dict):
         raise ValueError(f"arguments: expected some, got {reprlib.repr(config.get('arguments'))}")
@@ -225,7 +223,7 @@ def _read_config(path: Path, architecture: str) -> dict[str, Any]:
 def _build(
     cls: type[Model], arguments: dict[str, Any], config: Path, weights: Path, digest: str
 ) -> Model:
-    """Build the model on the meta device, after a check that the file has just its weights."""
+    """Build the model on the meta device, and check that the file has exactly its weights."""
     try:
         with safe_open(str(weights), framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -236,7 +234,7 @@ def _build(
         raise ValueError(f"{weights}: is truncated or not a safetensors file ({error})") from None
     blocks = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
     depth = arguments.get("depth", blocks)
-    if depth != blocks:  # checked before as many are built
+    if depth != blocks:  # checked before blocks are built
         raise ValueError(f"{config}: depth: expected the {blocks} blocks of {weights}, got {depth}")
     try:
         with torch.device("meta"):
@@ -255,21 +253,21 @@ def _build(
 
 def _fill(model: nn.Module, weights: Path, device: torch.device | str) -> None:
     tensors = load_file(weights, device=str(device))
-    if torch.device(device).type == "cpu":  # memory-mapped: they would change with the file
+    if torch.device(device).type == "cpu":  # memory-mapped: the values would change with the file
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     model.load_state_dict(tensors, assign=True)
     dtype = next(model.parameters()).dtype
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:  # an empty one in no file, which only holds the module's device
+            if buffer.is_meta:  # empty and not saved: it only holds the module's device
                 setattr(module, name, torch.empty(0, device=device, dtype=dtype))
 
 
-# Where files are.
+# Location of files.
 
 
 def _finder(folder: str | os.PathLike[str], **hub: Any) -> Callable[[str], Path]:
-    """Return a function from the name of a file to its path, downloaded from the Hub if needed."""
+    """Return a function from a file name to its path, which downloads from the Hub if needed."""
     path = Path(folder)
     if path.is_dir():
         return lambda name: _in_folder(path, name)
@@ -297,7 +295,7 @@ def _on_hub(repo_id: str, name: str, **options: Any) -> Path:
 
     try:
         return Path(hf_hub_download(repo_id, name, library_name=LIBRARY, **options))
-    except LocalEntryNotFoundError:  # the Hub cannot be reached: the file may well exist
+    except LocalEntryNotFoundError:  # the Hub cannot be reached: the file may exist
         raise
     except EntryNotFoundError:
         raise FileNotFoundError(

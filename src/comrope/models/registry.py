@@ -13,7 +13,7 @@ from comrope.models.vit import ViT
 
 __all__ = ["SIZES", "create_model"]
 
-# Width, depth and heads: the usual ones, and "video", the paper's for clips, with heads that three
+# Width, depth and heads. "video" is the paper's model for clips, with a head dimension that three
 # axes can share. "nano" and "nanovideo" are for tests and demonstrations.
 SIZES: dict[str, dict[str, Any]] = {
     "nano": {"embed_dim": 64, "depth": 3, "num_heads": 2, "init_std": 0.12},
@@ -56,7 +56,7 @@ def create_model(name: str, **options: Any) -> ViT:
 
 
 def _suggestion(name: Any) -> str:
-    """Return "; did you mean ...?" for a name that is nearly right, else nothing."""
+    """Return "; did you mean ...?" if a name is similar, else an empty text."""
     close = difflib.get_close_matches(str(name), [*PLAIN_NAMES, *IN_TIMM], 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

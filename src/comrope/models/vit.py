@@ -31,10 +31,10 @@ POSITIONS = (*METHODS, "ape", "none")
 POOLS = ("token", "avg")
 CLASS_POSITIONS = ("center", "unrotated")
 POSITION_UNITS = ("patch", "relative")
-# Names of older versions: accepted as keywords with a warning, in saved files without one.
+# Names of older versions: accepted as keywords with a warning, and in saved files.
 RENAMED = {"near": "locality_bias", "rope_units": "position_units"}
 NOT_ARGUMENTS = ("self", "__class__", "rotary_options")  # among the locals of the constructor
-# What rotary_options may hold, with types: other keywords of RotaryEmbedding and of its methods.
+# Types of rotary_options: other keywords of RotaryEmbedding and of its methods.
 ROTARY_OPTIONS = {
     "backend": str,
     "channel_order": str,
@@ -59,19 +59,19 @@ class ViT(Pretrained):
             training grid, interpolated) or ``"none"``.
         ape: Absolute positions in addition to the rotations of a method, for models that were
             trained with them and are fine-tuned with rotations.
-        rotate_values: Rotate values too, and rotate back what attention makes of them
-            (``rotate(..., inverse=True)``): outputs then depend on where values come from.
-        locality_bias: Start with heads that prefer near tokens: the biases of queries and keys
-            start as a score that is this high at zero distance and falls with the distance. 0:
+        rotate_values: Rotate values too, and the outputs of attention back. Outputs then depend on
+            the positions of values relative to the query.
+        locality_bias: Attention score at zero distance that the initial biases of queries and keys
+            give; it decreases with the distance, so heads start by preferring close tokens. 0:
             biases of zero.
-        block_size, init: As in ``RotaryEmbedding``; ``init`` by its name, so that it can be saved.
+        block_size, init: As in ``RotaryEmbedding``; ``init`` is a name, so that it can be saved.
         position_units: Unit of the coordinates that vanilla RoPE's frequencies multiply, in method
-            ``"rope"`` and the inits that use them: ``"patch"``, patches of the training grid, the
-            usual RoPE; ``"relative"``, the whole image is 1, the paper read literally.
+            ``"rope"`` and the inits that use them: ``"patch"``, patches of the training grid, as
+            usual; ``"relative"``, the width of the image, as the paper says.
         base: Vanilla RoPE's base, 10000 by default.
         axis_scale: Factors of the coordinates of each axis, by default 1, applied first, also to
-            perturbed coordinates. Zero removes an axis: with (0, 1, 1) the frames of a clip have no
-            order.
+            perturbed coordinates. Zero removes an axis: with (0, 1, 1) all frames of a clip have
+            the same time.
         class_token: Whether a class token comes before the patches.
         class_position: ``"center"``, the class token is at the centre of the canvas and is
             perturbed with it; ``"unrotated"``, it is not rotated.
@@ -145,7 +145,10 @@ class ViT(Pretrained):
                 f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}"
             )
         if "num_axes" in rotary_options:
-            raise TypeError("num_axes: is the length of img_size, such as (1024,) or (8, 224, 224)")
+            raise TypeError(
+                "num_axes: expected none, since the length of img_size sets it, such as (1024,) or "
+                "(8, 224, 224)"
+            )
         self.num_axes, self.init_std = len(canvas), _checks.real("init_std", init_std)
         self.locality_bias = _checks.real("locality_bias", locality_bias)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
@@ -215,7 +218,7 @@ class ViT(Pretrained):
         """Return the coordinates of the tokens of a grid of patches, class token first.
 
         Args:
-            grid: Patches along each axis, by default those of training.
+            grid: Patches along each axis, by default the training grid.
 
         Returns:
             (T [+ 1], N), relative to the canvas, which is [0, 1] for any grid.
@@ -261,8 +264,8 @@ class ViT(Pretrained):
     def _angles(self) -> list[Angles] | list[None]:
         """Compute the angles of all blocks at once.
 
-        None for every block, which then computes its own, if hooks fetch parameters when a block is
-        called (sharded or offloaded models).
+        Return None for every block if hooks fetch parameters when a block is called (sharded or
+        offloaded models). Every block then computes its own angles.
         """
         separate: list[None] = [None] * len(self.blocks)
         methods = []
@@ -277,7 +280,7 @@ class ViT(Pretrained):
         return batched_angles(methods) or separate
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only the inputs of blocks, and compute the rest again in the backward pass."""
+        """Save only the inputs of blocks, and recompute the rest in the backward pass."""
         self.grad_checkpointing = enable
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

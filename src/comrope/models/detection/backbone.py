@@ -28,20 +28,20 @@ SCALES = ("relative", "patch")
 class PlainBackbone(nn.Module):
     """Compute the feature map (B, C, H, W) of images (B, 3, X, Y) with a ViT, as in ViTDet.
 
-    Most blocks attend within windows, a few globally. The coordinates of a patch are those in the
-    whole image in both cases: rotations come before the map is cut into windows. Windows at the
-    right and lower end are smaller if the map does not fill them, so nothing is padded or masked.
+    Most blocks attend within windows, a few globally. Coordinates are those in the whole image in
+    both cases, because rotations are applied before the map is cut into windows. Windows at the
+    right and lower edge may be smaller, so nothing is padded or masked.
 
     Args:
-        vit: The model, on two axes. It is taken over, not copied: its class token and its
-            classifier are removed.
+        vit: The model, on two axes. It is changed, not copied: its class token and its classifier
+            are removed.
         window: Patches along each side of a window.
         global_blocks: Indices of the blocks that attend globally, by default the last block of
             every quarter of the depth.
-        scale: Coordinates for rotations in images of another size than ``vit`` was made for:
-            ``"relative"``, the image is [0, 1] on each axis, as in the ViT itself; ``"patch"``,
-            neighbouring patches have the same distance as there. Absolute positions are always
-            relative.
+        scale: Coordinates for rotations in images of another size than the training size of
+            ``vit``: ``"relative"``, the image is [0, 1] on each axis, as in the ViT; ``"patch"``,
+            neighbouring patches have the same distance as in training. Absolute positions are
+            always relative.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PlainBackbone(nn.Module):
         return nn.functional.pad(x, (0, right, 0, below)) if below or right else x
 
     def _centers(self, x: Tensor, scale: str) -> Tensor:
-        """Return the patch centres (T, 2). Padding lies beyond 1: the canvas itself is [0, 1]."""
+        """Return the patch centres (T, 2). The canvas is [0, 1], and padding lies outside of it."""
         canvas, patch = x.shape[2:], self.vit.patches.patch_size
         unit: Sequence[float] = self.vit.train_grid  # patches per length of one
         if scale == "relative":
@@ -143,7 +143,7 @@ def check_images(vit: ViT) -> None:
 
 
 def _without_class_token(vit: ViT) -> ViT:
-    """Change a ViT in place into one that was made without class token and classifier."""
+    """Remove the class token and the classifier of a ViT, in place."""
     vit.cls_token, vit.num_prefix_tokens = None, 0
     for rope in rotary_modules(vit).values():
         rope.num_prefix_tokens = 0

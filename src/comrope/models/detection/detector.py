@@ -28,7 +28,7 @@ BOX_GRID, MASK_GRID = 7, 14  # samples along each side of a box, for the heads
 
 
 class _Features(nn.Module):
-    """Backbone and pyramid, as torchvision's detectors take them."""
+    """Backbone and pyramid, in the form that torchvision's detectors require."""
 
     def __init__(
         self, backbone: PlainBackbone, pyramid: SimplePyramid, coarsest_stride: int
@@ -38,15 +38,19 @@ class _Features(nn.Module):
         self.out_channels, self.coarsest_stride = pyramid.out_channels, coarsest_stride
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
-        """Return maps in float32: anchors take their dtype, and bfloat16 has no odd integer above
-        256."""
+        """Return maps in float32.
+
+        Anchors have the dtype of the maps, and bfloat16 has no odd integers above 256.
+        """
         maps = self.pyramid(self.plain(x))
         return OrderedDict((name, level.float()) for name, level in maps.items())
 
 
 class Resize(GeneralizedRCNNTransform):
-    """torchvision's resizing, with antialiasing: otherwise small objects vanish when a large image
-    is made smaller. An image that already has its size is unchanged."""
+    """torchvision's resizing with antialiasing, so that small objects do not vanish.
+
+    An image that already has its size is unchanged.
+    """
 
     def resize(
         self, image: Tensor, target: dict[str, Tensor] | None = None
@@ -68,8 +72,11 @@ class Resize(GeneralizedRCNNTransform):
 
 
 def _in_float32(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """Convert outputs to float32, as a forward hook. torchvision decodes boxes and scores in the
-    dtype of the heads' outputs, and bfloat16 is too coarse for that."""
+    """Convert outputs to float32, as a forward hook.
+
+    torchvision decodes boxes and scores in the dtype of the heads' outputs, and bfloat16 is too
+    coarse for that.
+    """
     if isinstance(output, Tensor):
         return output.float()
     return type(output)(_in_float32(module, inputs, part) for part in output)
@@ -100,8 +107,8 @@ def detector(
             is the background.
         image_size: Length in pixels that the longer side of every image is resized to.
         anchor_sizes: Of anchors, in pixels of the resized image, one per level of the pyramid.
-        finest_stride: Stride in pixels of the finest level: a quarter of a patch by default, or a
-            half, or a whole one. Strides double from level to level.
+        finest_stride: Stride in pixels of the finest level: a quarter (default), a half or the
+            whole of a patch. Strides double from level to level.
         out_channels: Of every level of the pyramid.
         head_channels: Of the box head.
         options: Other options of torchvision's class, such as ``min_size`` and ``max_size`` in
@@ -165,7 +172,7 @@ def _adapted(model: Any, num_classes: int, out_channels: int, head_channels: int
 def _roi_pool(finest: int, output_size: int) -> nn.Module:
     """Create RoI pooling with the strides of the levels.
 
-    By default it infers them at the first call, and gets them wrong if padding makes images much
+    By default torchvision infers them in the first call, wrongly if padding makes images much
     larger.
     """
     pool = poolers.MultiScaleRoIAlign(list(LEVELS), output_size, sampling_ratio=2)

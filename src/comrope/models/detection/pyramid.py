@@ -1,4 +1,4 @@
-"""The parts that ViTDet adds to a plain backbone: attention in windows, and a feature pyramid.
+"""The parts of ViTDet around a plain backbone: attention in windows, and a feature pyramid.
 
 Shapes: B batch, H x W patches, T = H W, D channels per head.
 """
@@ -29,8 +29,8 @@ class SimplePyramid(nn.Module):
     Args:
         in_channels: Of the backbone's map.
         out_channels: Of every level.
-        finest: 4, or 2 or 1 for a first stride of p / 2 or p: with small patches, p / 4 costs much
-            and adds little.
+        finest: 4 for a first stride of p / 4; 2 or 1 for p / 2 or p, which cost less and suit small
+            patches.
     """
 
     def __init__(self, in_channels: int, out_channels: int = 256, *, finest: int = 4) -> None:
@@ -79,7 +79,7 @@ def _doubled(before: int, after: int) -> nn.Module:
 
 
 def _mixed(before: int, after: int) -> list[nn.Module]:
-    """1 x 1 and 3 x 3 convolutions, without biases: the norms after them have some."""
+    """Return 1 x 1 and 3 x 3 convolutions without biases, which the norms after them have."""
     return [
         nn.Conv2d(before, after, kernel_size=1, bias=False),
         LayerNorm2d(after),
@@ -93,9 +93,9 @@ def windowed_attention(
 ) -> Tensor:
     """Attend within each window of a map: q, k and v (B, heads, T, D) to (B, heads, T, D).
 
-    q and k are rotated before, with positions in the whole map. The map has up to four parts, each
-    with windows of one size: the full windows, those cut off at the right and at the lower end, and
-    the corner.
+    q and k are rotated before, with positions in the whole map. The map has up to four parts with
+    windows of one size each: the full windows, the narrower ones at the right edge, the shorter
+    ones at the lower edge, and the corner.
     """
     maps = [x.unflatten(2, grid) for x in (q, k, v)]  # (B, heads, H, W, D)
     rows = []
@@ -113,11 +113,11 @@ def windowed_attention(
 
 def _spans(size: int, window: int) -> Iterator[tuple[int, int, int]]:
     """Yield (start, end, window size) of the full windows along an axis, and of the rest."""
-    full = size - size % window
-    if full:
-        yield 0, full, window
-    if full < size:
-        yield full, size, size - full
+    end = size - size % window
+    if end:
+        yield 0, end, window
+    if end < size:
+        yield end, size, size - end
 
 
 def _cut(x: Tensor, height: int, width: int) -> Tensor:

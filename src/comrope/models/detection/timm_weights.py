@@ -18,7 +18,7 @@ __all__ = ["Loaded", "load_timm_weights"]
 
 
 class Loaded(NamedTuple):
-    """What ``load_timm_weights`` did not use, and what it did not set."""
+    """Names of weights that ``load_timm_weights`` did not use, and that it did not set."""
 
     left_out: tuple[str, ...]  # names in timm's weights
     new: tuple[str, ...]  # names in the ViT, which keep their values
@@ -31,12 +31,12 @@ def load_timm_weights(vit: ViT, state_dict: Mapping[str, Tensor]) -> Loaded:
     Args:
         vit: The model, changed in place.
         state_dict: Weights by timm's names. Absolute positions for another grid are interpolated,
-            as the ViT does it for another image size; the position that timm adds to the class
-            token becomes part of it. A classifier for another number of classes is left out.
+            as in the ViT for another image size. The position that timm adds to the class token
+            becomes part of the token. A classifier for another number of classes is left out.
 
     Returns:
-        The names that were left out, and those that are new: angles, and what else timm's model
-        does not have.
+        The names that were left out, and those that are new: angles, and other weights that timm's
+        model does not have.
 
     Raises:
         ValueError: A weight has another shape than expected.
@@ -87,9 +87,9 @@ def _our_name(name: str) -> str:
 def _pretraining_grid(
     rows: int, grid: Sequence[int], class_token: bool
 ) -> tuple[tuple[int, ...], int]:
-    """Return the grid that so many absolute positions belong to, and the rows before it.
+    """Return the grid of ``rows`` absolute positions, and the number of rows before the grid.
 
-    That of the ViT if the number fits, else a square.
+    The grid of the ViT if the number fits, else a square.
     """
     for prefix in (1, 0) if class_token else (0,):
         patches = rows - prefix
