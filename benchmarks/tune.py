@@ -1,12 +1,12 @@
-"""How the rotation kernels are best cut on this GPU: tile sizes, warps and programs, side by side.
+"""Find the best tile sizes, warps and programs of the rotation kernels on this GPU.
 
     python benchmarks/tune.py                  # ViT-B at batch 128, bfloat16
     python benchmarks/tune.py --shape llama
     python benchmarks/tune.py --apart          # q and k in tensors of their own, without v
 
-Every cut is checked against the spectral path first, and one that disagrees shows no speed. Times
-are medians of the device alone; the share is that of the copy bandwidth measured in the same run,
-for the bytes that must move. What wins goes into `src/comrope/ops/kernels/launch.py`.
+Every setting is checked against the spectral path first; one that disagrees gets no time. Times are
+medians of the device alone; the share is that of the copy bandwidth measured in the same run, for
+the bytes that must move. The best settings go into `TUNED` of `src/comrope/ops/kernels/launch.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ import comrope
 from comrope.angles import CollinearAngles, CommutingAngles, GeneralAngles
 from comrope.experiments.common.timing import make_ready, time_in_turns
 from comrope.ops.kernels import launch
-from comrope.ops.kernels.launch import Heads, Turning
+from comrope.ops.kernels.launch import Heads, RotationArgs, Tuning
 from comrope.ops.kernels.operators import prepare
 from comrope.ops.layout import unpack
 
@@ -35,38 +34,28 @@ SHAPES: dict[str, dict[str, int]] = {
 METHODS = ("rope-mixed", "comrope-torus", "comrope-ld")
 
 
-class Cut(NamedTuple):
-    """Channels of a tile and columns of it; with blocks in registers, a thread for each instead."""
-
-    tile: int
-    warps: int
-    columns: int = 0
-    programs: int = 8
-    stages: int = 3
-
-    def settle(self) -> None:
-        """Cut every kernel so."""
-        for way in ("there", "back"):
-            launch.COLUMNS[way] = launch.BASIS_COLUMNS[way] = self.columns
-            launch.TILE[way] = launch.BASIS_TILE[way] = self.tile
-            launch.PROGRAMS[way] = launch.ITEM_PROGRAMS[way] = self.programs
-            launch.ITEM_STAGES[way], launch.ITEM_WARPS[way] = self.stages, self.warps
-        launch.WARPS = self.warps
+TILES = [
+    Tuning(tile=tile, warps=warps, columns=columns, programs=8)
+    for tile, warps, columns in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))
+]
+SMALL_BLOCKS = [Tuning(warps=warps, programs=8, stages=3) for warps in (1, 2, 4)]
 
 
-TILES = [Cut(*cut) for cut in itertools.product((1024, 2048, 4096), (4, 8), (16, 32, 64))]
-ITEMS = [Cut(32 * warps, warps) for warps in (1, 2, 4)]
+def use(tuning: Tuning) -> None:
+    """Use it for every kernel."""
+    for key in launch.TUNED:
+        launch.TUNED[key] = tuning
 
 
-def variations(best: Cut) -> list[Cut]:
+def variations(best: Tuning) -> list[Tuning]:
     both = itertools.product((6, 8, 12, 16, 24), (2, 3, 4))
     return [best._replace(programs=n, stages=stages) for n, stages in both]
 
 
 class Layer:
-    """The rotation of one attention layer, and its way back with all gradients.
+    """The rotation of one attention layer, forward and backward with all gradients.
 
-    With v in a packed tensor, or ``apart``.
+    q, k and v are one packed tensor, or ``apart`` without v.
     """
 
     def __init__(self, method: str, shape: dict[str, int], block_size: int, apart: bool) -> None:
@@ -84,7 +73,7 @@ class Layer:
             positions, frequencies, basis, _, self.direction, self.planes, size = prepare(
                 self.positions, self._angles()
             )
-        self.turning = Turning(positions, frequencies, basis, size, 0, False)
+        self.args = RotationArgs(positions, frequencies, basis, size, 0, False)
         self.given = self._heads(self.qkv)
         self.out = Heads(*(launch.empty_like_order(x) for x in self.given if x is not None))
         self.rotated = Heads(*(torch.empty_like(x) for x in self.out if x is not None))
@@ -101,19 +90,19 @@ class Layer:
         return Heads(q, k, None if self.apart else v)
 
     def forward(self) -> list[Tensor]:
-        launch.turn(self.given, self.turning, self.out)
+        launch.launch_forward(self.given, self.args, self.out)
         return [x for x in self.out if x is not None]
 
     def backward(self) -> list[Tensor]:
-        of_planes, of_matrix, _ = launch.turn_back(
-            self.rotated, self.grads, self.turning, self.back,
+        of_planes, of_matrix, _ = launch.launch_backward(
+            self.rotated, self.grads, self.args, self.back,
             direction=self.direction, planes=self.planes, wants_angles=True, wants_positions=False,
         )  # fmt: skip
         before = [x for x in self.back if x is not None]
         return [*before, of_planes, self._seen(of_matrix)]
 
     def expected(self) -> dict[str, list[Tensor]]:
-        """By the spectral path, of the same tensors."""
+        """Return the results of the spectral path for the same tensors."""
         self.rope.backend = "spectral"
         qkv = self.qkv.clone().requires_grad_()
         angles = self._angles()
@@ -139,7 +128,7 @@ class Layer:
         return {"forward": out, "backward": [*before, *grads]}
 
     def poison(self) -> None:
-        """What is to be written holds no number yet."""
+        """Fill what is to be written with NaN."""
         for x in (*self.out, self.packed):
             if x is not None:
                 x.fill_(torch.nan)
@@ -150,9 +139,9 @@ class Layer:
         return angles
 
     def _seen(self, gradient: Tensor) -> Tensor:
-        """What of a matrix's gradient its parameters see: skew matrices, orthogonal ones."""
-        if self.direction is None and self.turning.basis is not None:
-            gradient = self.turning.basis.mT @ gradient
+        """Return the part of a matrix's gradient that skew or orthogonal matrices can follow."""
+        if self.direction is None and self.args.basis is not None:
+            gradient = self.args.basis.mT @ gradient
         return gradient - gradient.mT if gradient.numel() else gradient
 
 
@@ -168,32 +157,33 @@ def milliseconds(call: Callable[[], object]) -> float:
     return time_in_turns({"": work}, DEVICE)[""].ms
 
 
-def measure(cut: Cut, layer: Layer, way: str, expected: list[Tensor]) -> float | str:
-    """Its time, or why it has none."""
-    cut.settle()
+def measure(tuning: Tuning, layer: Layer, way: str, expected: list[Tensor]) -> float | str:
+    """Return its time in milliseconds, or why it has none."""
+    use(tuning)
     layer.poison()
     call: Callable[[], list[Tensor]] = getattr(layer, way)
     try:
         error = error_of(call(), expected)
-    except Exception as problem:  # a cut that does not compile is no reason to stop
+    except Exception as problem:  # a setting that does not compile is no reason to stop
         return type(problem).__name__
     return milliseconds(call) if error < 0.02 else f"parity failed ({error:.1e})"
 
 
 def tune(layer: Layer, label: str, copy: float) -> None:
-    """Print the times of all cuts, the best one first, there and back."""
+    """Print the times of all settings, the best one first, forward and backward."""
     for way, expected in layer.expected().items():
-        cuts = ITEMS if launch.in_registers(layer.given, layer.turning) else TILES
-        found = {cut: measure(cut, layer, way, expected) for cut in cuts}
-        times = {cut: ms for cut, ms in found.items() if isinstance(ms, float)}
-        for cut in variations(min(times, key=times.__getitem__)) if times else ():
-            found[cut] = measure(cut, layer, way, expected)
-        for cut in sorted(found, key=lambda cut: (isinstance(found[cut], str), found[cut])):
-            options = " ".join(f"{name} {value}" for name, value in cut._asdict().items())
-            print(f"{label} {way} {options}: {said(found[cut], layer.bytes[way] / copy)}")
+        small = launch.in_registers(layer.given, layer.args)
+        settings = SMALL_BLOCKS if small else TILES
+        found = {one: measure(one, layer, way, expected) for one in settings}
+        times = {one: ms for one, ms in found.items() if isinstance(ms, float)}
+        for one in variations(min(times, key=times.__getitem__)) if times else ():
+            found[one] = measure(one, layer, way, expected)
+        for one in sorted(found, key=lambda one: (isinstance(found[one], str), found[one])):
+            options = " ".join(f"{name} {value}" for name, value in one._asdict().items())
+            print(f"{label} {way} {options}: {describe(found[one], layer.bytes[way] / copy)}")
 
 
-def said(found: float | str, least: float) -> str:
+def describe(found: float | str, least: float) -> str:
     if isinstance(found, str):
         return found
     return f"{1e3 * found:.0f} us ({least / found:.0%} of copying)"

@@ -1,9 +1,9 @@
-"""Compile the rotation kernels for a GPU that need not be there, and say what the assembler says.
+"""Compile the rotation kernels without a GPU, and print what the assembler reports.
 
     python tests/ops/compile_for_gpu.py
 
 Prints a JSON line for every kernel: registers a thread, bytes spilled, and 16-byte loads and
-stores. It stands in for the launch: everything up to it is what happens on a GPU.
+stores. It replaces the launch only: everything before it is as on a GPU.
 """
 
 from __future__ import annotations
@@ -17,39 +17,29 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from comrope.ops.kernels import launch
-from comrope.ops.kernels.launch import Heads, Turning
+from comrope.ops.kernels.launch import Heads, RotationArgs
 from comrope.ops.layout import unpack
 
-POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-ALIGNED = [["tt.divisibility", 16]]
+TARGET = GPUTarget("cuda", 90, 32)
 READER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 def describe(kernel, arguments, options):
-    """The signature that a launch with these arguments would be compiled for."""
-    given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **options}
-    signature, constants, attributes = {}, {}, {}
-    for index, parameter in enumerate(kernel.params):
-        name, value = parameter.name, given[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            signature[name], constants[name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name], attributes[index,] = POINTERS[value.dtype], ALIGNED
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        elif isinstance(value, tuple):
-            signature[name] = ("i32",) * len(value)
-            attributes |= {(index, at): ALIGNED for at, x in enumerate(value) if x % 16 == 0}
-        else:
-            signature[name] = "i32"
-    settings = {name: value for name, value in options.items() if name not in signature}
-    return triton.compiler.ASTSource(kernel, signature, constants, attributes), settings
+    """Return what a launch with these arguments would be compiled from, and its options."""
+    backend = make_backend(TARGET)
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    options = {"debug": False, **options}
+    bound, specialization, rest = binder(*arguments, **options)
+    settings, *described = kernel._pack_args(backend, options, bound, specialization, rest)
+    return ASTSource(kernel, *described), settings.__dict__
 
 
 class Compiled:
-    """In the place of a kernel: a launch compiles it and prints."""
+    """Replaces a kernel: a launch compiles it and prints what the assembler reports."""
 
     def __init__(self, kernel, label: str) -> None:
         self.kernel, self.label = kernel, label
@@ -59,18 +49,18 @@ class Compiled:
 
     def launch(self, *arguments, **options) -> None:
         source, settings = describe(self.kernel, arguments, options)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=settings)
+        compiled = triton.compile(source, target=TARGET, options=settings)
         code = compiled.asm["ptx"]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "kernel.cubin")
             file.write_bytes(compiled.asm["cubin"])
-            said = subprocess.run(
+            usage = subprocess.run(
                 [READER, "--dump-resource-usage", file], capture_output=True, text=True, check=True
             ).stdout
         found = {
             "kernel": self.label,
-            "registers": int(re.search(r"REG:(\d+)", said)[1]),
-            "spilled": int(re.search(r"STACK:(\d+)", said)[1]),
+            "registers": int(re.search(r"REG:(\d+)", usage)[1]),
+            "spilled": int(re.search(r"STACK:(\d+)", usage)[1]),
             "wide_loads": code.count("ld.global.v4.b32"),
             "wide_stores": code.count("st.global.v4.b32"),
         }
@@ -82,13 +72,13 @@ def compile_both(
     tokens: int = 197, heads: int = 12, group: int = 1, dim: int = 64, size: int = 8, axes: int = 2,
     halves: bool = False,
 ) -> None:  # fmt: skip
-    """Forward and backward of a torus, a line, or planes without a basis."""
+    """Compile forward and backward of a torus, a line, or planes without a basis."""
     for name, way in (
         ("rotate_kernel", "forward"),
         ("rotate_blocks_kernel", "forward"),
-        ("rotate_back_kernel", "backward"),
-        ("rotate_blocks_back_kernel", "backward"),
-        ("finish_kernel", "finish"),
+        ("rotate_backward_kernel", "backward"),
+        ("rotate_blocks_backward_kernel", "backward"),
+        ("angle_gradients_kernel", "angle gradients"),
     ):
         kernel = getattr(launch, name)
         kernel = kernel.kernel if isinstance(kernel, Compiled) else kernel
@@ -101,7 +91,7 @@ def compile_both(
         if not packed:
             given, out, back = (x._replace(v=None) for x in (given, out, back))
         size = 2 if kind == "planes" else size
-        turning = Turning(
+        args = RotationArgs(
             torch.empty(batch, tokens, axes),
             torch.empty(axes, heads, dim // size, size // 2),
             None if kind == "planes" else torch.empty(heads, dim // size, size, size),
@@ -110,9 +100,9 @@ def compile_both(
         shape = axes, heads, dim // size
         direction = torch.empty(shape) if kind == "line" else None
         planes = torch.empty(*shape[1:], size // 2) if kind == "line" else None
-        launch.turn(given, turning, out)
-        launch.turn_back(
-            out, out, turning, back, direction=direction, planes=planes, wants_angles=True,
+        launch.launch_forward(given, args, out)
+        launch.launch_backward(
+            out, out, args, back, direction=direction, planes=planes, wants_angles=True,
             wants_positions=False,
         )  # fmt: skip
 

@@ -136,7 +136,7 @@ def _turn(
     import torch
 
     from comrope.ops.kernels import launch
-    from comrope.ops.kernels.launch import Heads, Turning
+    from comrope.ops.kernels.launch import Heads, RotationArgs
     from comrope.ops.layout import unpack
 
     size = 2 if kind == "planes" and size == 8 else size
@@ -150,16 +150,16 @@ def _turn(
         given, there = (x._replace(v=None) for x in (given, there))
     out = Heads(*(None if x is None else launch.empty_like_order(x) for x in given))
     shape = (batch, tokens - prefix, axes) if per_sample else (tokens - prefix, axes)
-    turning = Turning(
+    args = RotationArgs(
         torch.empty(shape),
         torch.empty(axes, heads, blocks, planes),
         None if kind == "planes" else torch.empty(heads, blocks, size, size),
         size, prefix, halves,
     )  # fmt: skip
     line = kind == "line"
-    launch.turn(given, turning, out)
-    launch.turn_back(
-        out, out, turning, there,
+    launch.launch_forward(given, args, out)
+    launch.launch_backward(
+        out, out, args, there,
         direction=torch.empty(axes, heads, blocks) if line else None,
         planes=torch.empty(heads, blocks, planes) if line else None,
         wants_angles=angles, wants_positions=positions,

@@ -1,4 +1,4 @@
-"""exp(sum_i x_i A_i) of many small skew-symmetric matrices, and its derivative, in float32.
+"""Compute exp(sum_i x_i A_i) of many small skew-symmetric matrices, and its derivative, in float32.
 
 Scaling and squaring: with X = E / 2^s, exp(E) = exp(X)^(2^s), and exp(X) = cosh X + sinh X is one
 polynomial in X^2, which is symmetric, and X times another. Every matrix has its own s.
@@ -14,7 +14,7 @@ with Ad(R) M = R^T M R. These factors commute, and none of them makes an error l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -50,42 +50,50 @@ __all__ = [
 ]
 
 # Half the sum of squares of a skew matrix bounds the square of each of its frequencies. With
-# frequencies below 0.7, what Taylor leaves of exp is 0.7^10 / 10! = 8e-9; the argument of phi is
-# then below 1.4, and what is left of it is 1.4^12 / 13! = 9e-9.
+# frequencies below 0.7, the remainder of the Taylor series of exp is 0.7^10 / 10! = 8e-9; the
+# argument of phi is then below 1.4, and its remainder is 1.4^12 / 13! = 9e-9.
 REACH_SQUARED = tl.constexpr(0.7**2)
 PHI_TERMS = tl.constexpr(11)
-MATRICES = 32  # a program's, of those that a thread holds: one a lane
-WARPS = {16: 2, 32: 8}  # of a program for one padded size, so that nothing spills; else one
+MATRICES = 32  # of a program, if a thread holds a matrix: one per lane
+WARPS = {16: 2, 32: 8}  # by padded size, so that nothing spills; else one
+
+
+class ExponentialMeta(NamedTuple):
+    """The sizes that are known at compile time."""
+
+    AXES: int  # N
+    SIZE: int  # b
+    P: int  # b, padded to a power of two
+    MATRICES: int  # of a program
 
 
 @triton.jit
-def _place(count, MATRICES: tl.constexpr, P: tl.constexpr):
-    """This program's first matrix, its matrices counted from there, and whether they exist."""
-    first = tl.program_id(0) * MATRICES
-    if P <= IN_REGISTERS:
-        each = tl.arange(0, MATRICES)
+def _matrices_of(count, META: tl.constexpr):
+    """Return this program's first matrix, its matrices counted from there, and which exist."""
+    first = tl.program_id(0) * META.MATRICES
+    if META.P <= IN_REGISTERS:
+        each = tl.arange(0, META.MATRICES)
     else:
         each = 0
     return first, each, first + each < count
 
 
 @triton.jit
-def _load_exponents(
-    positions, skew, index, inside, blocks,
-    AXES: tl.constexpr, SIZE: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """X = E / 2^s for E = sum_i x_i A_i, and s, which is zero where E is not finite."""
+def _load_exponents(positions, skew, index, inside, blocks, META: tl.constexpr):
+    """Return X = E / 2^s for E = sum_i x_i A_i, and s, which is zero where E is not finite."""
+    P: tl.constexpr = META.P
+    SIZE: tl.constexpr = META.SIZE
     row, block = index // blocks, index % blocks
     total = 0.0
-    for axis in tl.static_range(AXES):
-        place = tl.load(positions + row * AXES + axis, mask=inside, other=0.0)
+    for axis in tl.static_range(META.AXES):
+        x = tl.load(positions + row * META.AXES + axis, mask=inside, other=0.0)
         if P <= IN_REGISTERS:
-            place = place[:, None]
+            x = x[:, None]
         matrix = load(skew, (axis * blocks + block) * (SIZE * SIZE), inside, SIZE, P)
-        total += place * matrix
+        total += x * matrix
     exponent = from_upper(split_entries(total, P), P)
     square = half_square(exponent, P) / REACH_SQUARED
-    # By its exponent bits the square is below 2^e = 4^(e / 2): ceil(e / 2) halvings.
+    # By its exponent bits, the square is below 2^e = 4^(e / 2): ceil(e / 2) halvings.
     halvings = ((square.to(tl.int32, bitcast=True) >> 23) - 125) >> 1
     squarings = tl.where(square < 1e38, tl.maximum(halvings, 0), 0)
     shrink = ((127 - squarings) << 23).to(tl.float32, bitcast=True)
@@ -93,7 +101,7 @@ def _load_exponents(
 
 
 @triton.jit
-def _most(squarings, P: tl.constexpr):
+def _maximum(squarings, P: tl.constexpr):
     if P <= IN_REGISTERS:
         squarings = tl.max(squarings, 0)
     return squarings
@@ -101,14 +109,14 @@ def _most(squarings, P: tl.constexpr):
 
 @triton.jit
 def _even_powers(x2, x4, c2, c4, c6, c8, P: tl.constexpr):
-    """1 + c2 X^2 + c4 X^4 + c6 X^6 + c8 X^8."""
+    """Return 1 + c2 X^2 + c4 X^4 + c6 X^6 + c8 X^8."""
     high = add_identity(add(scale(c6, x2, P), c8, x4, P), c4, P)
     return add_identity(add(multiply(high, x4, SYMMETRIC, 0, P), c2, x2, P), 1.0, P)
 
 
 @triton.jit
 def _taylor(x, P: tl.constexpr):
-    """exp(X) for a small skew X, up to X^9."""
+    """Return exp(X) for a small skew X, up to X^9."""
     x2 = multiply(x, x, SYMMETRIC, 2, P)
     x4 = multiply(x2, x2, SYMMETRIC, 0, P)
     even = _even_powers(x2, x4, 1 / 2, 1 / 24, 1 / 720, 1 / 40320, P)
@@ -118,7 +126,7 @@ def _taylor(x, P: tl.constexpr):
 
 @triton.jit
 def _phi(x, torque, P: tl.constexpr):
-    """phi(-ad X) of a skew matrix, for small X."""
+    """Return phi(-ad X) M for a small X, of a skew matrix M, the torque."""
     total = torque
     for term in range(PHI_TERMS):
         product = multiply(x, from_upper(total, P), GENERAL, 2, P)
@@ -128,45 +136,43 @@ def _phi(x, torque, P: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "blocks"])  # it takes long to compile
-def exponential_kernel(
-    positions, skew, out, count, blocks,
-    AXES: tl.constexpr, SIZE: tl.constexpr, P: tl.constexpr, MATRICES: tl.constexpr,
-):  # fmt: skip
-    """exp(sum_i x_i A_i) for positions (rows, AXES) and A (AXES, blocks, SIZE, SIZE)."""
-    first, each, inside = _place(count, MATRICES, P)
-    x, squarings = _load_exponents(positions, skew, first + each, inside, blocks, AXES, SIZE, P)
+def exponential_kernel(positions, skew, out, count, blocks, META: tl.constexpr):
+    """Write exp(sum_i x_i A_i) for positions (rows, AXES) and A (AXES, blocks, SIZE, SIZE)."""
+    P: tl.constexpr = META.P
+    SIZE: tl.constexpr = META.SIZE
+    first, each, inside = _matrices_of(count, META)
+    x, squarings = _load_exponents(positions, skew, first + each, inside, blocks, META)
     power = _taylor(x, P)
-    for done in range(_most(squarings, P)):
+    for done in range(_maximum(squarings, P)):
         power = select(done < squarings, multiply(power, power, GENERAL, 0, P), power, P)
     start = first.to(tl.int64) * (SIZE * SIZE)
     store(out + start, each * (SIZE * SIZE), power, inside, SIZE, P)
 
 
 @triton.jit(do_not_specialize=["count", "blocks"])
-def adjoint_kernel(
-    positions, skew, torques, out, count, blocks,
-    AXES: tl.constexpr, SIZE: tl.constexpr, P: tl.constexpr, MATRICES: tl.constexpr,
-):  # fmt: skip
-    """phi(-ad E) M for E = sum_i x_i A_i and M the skew part of the torques."""
-    first, each, inside = _place(count, MATRICES, P)
+def adjoint_kernel(positions, skew, torques, out, count, blocks, META: tl.constexpr):
+    """Write phi(-ad E) M for E = sum_i x_i A_i and M the skew part of the torques."""
+    P: tl.constexpr = META.P
+    SIZE: tl.constexpr = META.SIZE
+    first, each, inside = _matrices_of(count, META)
     start = first.to(tl.int64) * (SIZE * SIZE)
     offset = each * (SIZE * SIZE)
     torque = split_entries(load(torques + start, offset, inside, SIZE, P), P)
     torque = from_upper(scale(0.5, add(torque, -1.0, transpose(torque, P), P), P), P)
-    x, squarings = _load_exponents(positions, skew, first + each, inside, blocks, AXES, SIZE, P)
+    x, squarings = _load_exponents(positions, skew, first + each, inside, blocks, META)
     total = _phi(x, torque, P)
     power = _taylor(x, P)
-    for done in range(_most(squarings, P)):
-        turned = multiply(from_upper(total, P), power, GENERAL, 1, P)
-        turned = multiply(transpose(power, P), turned, SKEW, 0, P)
-        turned = scale(0.5, add(turned, 1.0, total, P), P)
-        total = select(done < squarings, turned, total, P)
+    for done in range(_maximum(squarings, P)):
+        rotated = multiply(from_upper(total, P), power, GENERAL, 1, P)
+        rotated = multiply(transpose(power, P), rotated, SKEW, 0, P)
+        rotated = scale(0.5, add(rotated, 1.0, total, P), P)
+        total = select(done < squarings, rotated, total, P)
         power = select(done < squarings, multiply(power, power, GENERAL, 0, P), power, P)
     store(out + start, offset, from_upper(total, P), inside, SIZE, P)
 
 
 def _launch(kernel: Any, positions: Tensor, skew: Tensor, *others: Tensor) -> None:
-    """``positions`` (rows, N), ``skew`` (N, blocks, b, b), ``others`` (rows, blocks, b, b)."""
+    """Launch for positions (rows, N), skew (N, blocks, b, b), others (rows, blocks, b, b)."""
     (rows, axes), blocks, size = positions.shape, skew.shape[1], skew.shape[-1]
     padded = triton.next_power_of_2(size)
     matrices = MATRICES if padded <= IN_REGISTERS.value else 1
@@ -176,16 +182,17 @@ def _launch(kernel: Any, positions: Tensor, skew: Tensor, *others: Tensor) -> No
         kernel[(triton.cdiv(rows * blocks, matrices),)](
             *(tensor.contiguous() for tensor in (positions, skew, *others)),
             rows * blocks, blocks,
-            AXES=axes, SIZE=size, P=padded, MATRICES=matrices,
+            META=ExponentialMeta(AXES=axes, SIZE=size, P=padded, MATRICES=matrices),
             num_warps=WARPS.get(padded, 1), enable_fp_fusion=True,
         )  # fmt: skip
 
 
 @torch.library.custom_op("comrope::free_rotations", mutates_args=())
 def free_rotations(positions: Tensor, skew: Tensor) -> Tensor:
-    """exp(sum_i x_i A_i) in float32: x (rows, N), A (N, blocks, b, b) to (rows, blocks, b, b).
+    """Return exp(sum_i x_i A_i) (rows, blocks, b, b) in float32.
 
-    A are skew-symmetric matrices, and so is their gradient: the part of it that they can follow.
+    ``positions`` are x (rows, N), ``skew`` A (N, blocks, b, b), skew-symmetric. The gradient of A
+    is its skew part.
     """
     out = skew.new_empty(positions.shape[0], *skew.shape[1:])
     _launch(exponential_kernel, positions, skew, out)
@@ -199,7 +206,7 @@ def _(positions, skew):
 
 @torch.library.custom_op("comrope::free_adjoint", mutates_args=())
 def free_adjoint(positions: Tensor, skew: Tensor, torques: Tensor) -> Tensor:
-    """The gradient (rows, blocks, b, b) of the exponents sum_i x_i A_i of rotations R.
+    """Return the gradient (rows, blocks, b, b) of the exponents sum_i x_i A_i of rotations R.
 
     ``torques`` are G R^T for the gradient G of R; only their skew part counts.
     """
@@ -230,7 +237,7 @@ free_rotations.register_autograd(_rotations_backward, setup_context=_keep)
 def exponent_gradients(
     positions: Tensor, skew: Tensor, torques: Tensor, of_positions: bool, of_skew: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of positions (rows, N) and matrices (N, blocks, b, b), from the torques."""
+    """Return the gradients of positions (rows, N) and matrices (N, blocks, b, b)."""
     if not of_positions and not of_skew:
         return None, None
     gradient = free_adjoint(positions, skew, torques)
@@ -238,11 +245,11 @@ def exponent_gradients(
     if of_positions:
         to_positions = torch.stack([(gradient * axis).sum((1, 2, 3)) for axis in skew], dim=-1)
     if of_skew:
-        places = positions[..., None, None, None].unbind(1)
-        to_skew = torch.stack([(gradient * place).sum(0) for place in places])
+        coordinates = positions[..., None, None, None].unbind(1)
+        to_skew = torch.stack([(gradient * x).sum(0) for x in coordinates])
     return to_positions, to_skew
 
 
 def skew_exponential(matrices: Tensor) -> Tensor:
-    """exp of float32 skew-symmetric matrices (n, b, b), b up to 32."""
+    """Return exp of float32 skew-symmetric matrices (n, b, b), b up to 32."""
     return free_rotations(matrices.new_ones(1, 1), matrices[None])[0]

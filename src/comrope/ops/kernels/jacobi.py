@@ -1,21 +1,21 @@
 """The spectrum of small skew-symmetric matrices in one launch: a Jacobi iteration over planes.
 
-The columns of an orthogonal Q form f = b / 2 planes. Two planes at a time, Q is turned until
-Q^T S Q has nothing left but 2x2 blocks w J on its diagonal. What four columns see of S is a
-skew-symmetric 4x4 matrix, and so(4) = so(3) + so(3): it is two vectors of three dimensions, and it
-is block diagonal when both lie on their first axis. One quaternion turns each of them there, to the
-nearer end of the axis. Disjoint pairs of planes turn at once; f - 1 rounds let every plane meet
-every other (a round-robin tournament) and make a sweep.
+The columns of an orthogonal Q form f = b / 2 planes. Two planes at a time, Q is rotated until
+Q^T S Q has only 2x2 blocks w J, on its diagonal. Restricted to four columns, S is a skew-symmetric
+4x4 matrix. Since so(4) = so(3) + so(3), this is two vectors of three dimensions, and it is block
+diagonal when both are on their first axis. One quaternion rotates each vector to the nearer end of
+that axis. Disjoint pairs of planes are rotated at once. In f - 1 rounds every plane meets every
+other (a round-robin tournament): a sweep.
 
-Turning to the nearer end keeps the turns small, which makes convergence quadratic, but for planes
-of equal frequency: there a vector vanishes, its direction is noise, and a large turn undoes what
+The nearer end keeps the rotations small, which makes convergence quadratic, except for planes of
+equal frequency. There a vector vanishes, its direction is noise, and a large rotation undoes what
 other pairs have done. It vanishes with the square of what is left off the diagonal, so that damping
-of that order keeps its turn small, and convergence quadratic.
+of that order keeps its rotation small, and convergence quadratic.
 
 Only Q and S Q are kept, and only columns are combined: the 4x4 matrices m are inner products.
 
-Shapes in the kernel: M matrices a program, b rows, h = b / 4 pairs of planes. Of the four columns
-of a pair, 0 and 1 are its left plane, 2 and 3 its right one.
+Shapes in the kernel: M matrices per program, b rows, h = b / 4 pairs of planes. Q and S Q are each
+a tuple of the four columns of a pair (M, b, h): 0 and 1 are its left plane, 2 and 3 its right one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 __all__ = ["skew_spectrum_kernel", "supported"]
 
 # Sweeps end with one that met no 2x2 block off the diagonal above this, relative to the largest
-# entry of the matrix; what it met, it has made smaller still.
+# entry of the matrix; the sweep has made the blocks smaller still.
 _TOLERANCE = {torch.float32: 1e-9, torch.float64: 1e-13}
 _MAX_SWEEPS = tl.constexpr(40)  # 50,000 matrices of all kinds: 8 at most for b = 8, 15 for 32
 _DAMPING = tl.constexpr(1e-3)
@@ -36,16 +36,16 @@ _WARPS = {4: 1, 8: 1, 16: 1, 32: 4}  # by size
 
 
 def supported(block_size: int) -> bool:
-    """Whether the kernel takes matrices of this size (with Triton 3.3 or later: it gathers)."""
+    """Return whether the kernel supports this size. (It needs ``gather``: Triton 3.3 or later.)"""
     return block_size in _WARPS and hasattr(tl, "gather")
 
 
 def skew_spectrum_kernel(skew: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthogonal Q (..., b, b) and w >= 0 (..., f), descending, with skew = Q diag_k(w_k J) Q^T.
+    """Return Q (..., b, b) and w >= 0 (..., f), descending, with skew = Q diag_k(w_k J) Q^T.
 
-    The contract of ``comrope.angles.skew_spectrum`` for float32 and float64 matrices of a supported
-    size. Computed in float64, right to 1e-13 of the largest frequency, or for float32 matrices to
-    1e-9 of it. The host never waits for the device.
+    Q is orthogonal. This is ``comrope.angles.skew_spectrum`` for float32 and float64 matrices of a
+    supported size. Computed in float64, exact to 1e-13 of the largest frequency, for float32
+    matrices to 1e-9 of it. The host does not wait for the device.
     """
     size = skew.shape[-1]
     if not supported(size) or skew.dtype not in _TOLERANCE:
@@ -57,7 +57,7 @@ def skew_spectrum_kernel(skew: Tensor) -> tuple[Tensor, Tensor]:
     basis = torch.empty_like(skew)
     frequencies = skew.new_empty(*skew.shape[:-2], size // 2)
     count = skew.numel() // size**2
-    # One a program is soonest done on a device, and no result depends on its neighbours. Triton's
+    # On a GPU one matrix per program is fastest, and no result depends on its neighbours. Triton's
     # interpreter, which runs this on a CPU, takes as long for many as for one.
     matrices = 1 if skew.is_cuda else 64
     if count:
@@ -66,7 +66,7 @@ def skew_spectrum_kernel(skew: Tensor) -> tuple[Tensor, Tensor]:
                 skew, basis, frequencies, count, _TOLERANCE[skew.dtype] ** 2,
                 SIZE=size, MATRICES=matrices, num_warps=_WARPS[size],
                 # Fused into a reduction, a product would be rounded in one lane and not in the
-                # next. Lanes must agree to the bit on a turn, or Q does not stay orthogonal.
+                # next. Lanes must agree to the bit on a rotation, or Q does not stay orthogonal.
                 enable_fp_fusion=False,
             )  # fmt: skip
     return basis, frequencies
@@ -76,17 +76,19 @@ def skew_spectrum_kernel(skew: Tensor) -> tuple[Tensor, Tensor]:
 def _spectrum(
     skew, basis, frequencies, count, tolerance, SIZE: tl.constexpr, MATRICES: tl.constexpr
 ):
-    """Skew (count, b, b) to basis (count, b, b) and frequencies (count, f)."""
+    """Write the spectrum of skew (count, b, b): basis (count, b, b) and frequencies (count, f)."""
     PAIRS: tl.constexpr = SIZE // 4
     matrix = tl.program_id(0).to(tl.int64) * MATRICES + tl.arange(0, MATRICES)[:, None, None]
     row = tl.arange(0, SIZE)[None, :, None]
     pair = tl.arange(0, PAIRS)[None, None, :]
     live = matrix < count
     start = matrix * (SIZE * SIZE)
-    s0, s1, s2, s3, finite, scale = _load(skew + start, row, pair, live, SIZE, MATRICES)
+    s, finite, scale = _load(skew + start, row, pair, live, SIZE, MATRICES)
     column = 4 * pair + tl.zeros([MATRICES, 1, 1], tl.int32)
-    q0, q1 = (row == column).to(tl.float64), (row == column + 1).to(tl.float64)
-    q2, q3 = (row == column + 2).to(tl.float64), (row == column + 3).to(tl.float64)
+    q = (
+        (row == column).to(tl.float64), (row == column + 1).to(tl.float64),
+        (row == column + 2).to(tl.float64), (row == column + 3).to(tl.float64),
+    )  # fmt: skip
 
     sweeps = 0
     met = tl.zeros([MATRICES, 1, PAIRS], tl.float64)  # the largest block of the last sweep, squared
@@ -95,18 +97,15 @@ def _spectrum(
         damping = _DAMPING * _matrix_max(met, MATRICES) + 1e-18
         met = tl.zeros([MATRICES, 1, PAIRS], tl.float64)
         for _ in range(2 * PAIRS - 1):
-            q0, q1, q2, q3, s0, s1, s2, s3, off = _turn(q0, q1, q2, q3, s0, s1, s2, s3, damping)
+            q, s, off = _rotate(q, s, damping)
             met = tl.maximum(met, off)
             if PAIRS > 1:
-                q0, q2 = _next_round(q0, q2, pair)
-                q1, q3 = _next_round(q1, q3, pair)
-                s0, s2 = _next_round(s0, s2, pair)
-                s1, s3 = _next_round(s1, s3, pair)
+                q, s = _next_round(q, pair), _next_round(s, pair)
         sweeps += 1
 
-    left, right = _inner_products(q1, s0, q3, s2)
-    q1 = tl.where(left < 0, -q1, q1)
-    q3 = tl.where(right < 0, -q3, q3)
+    left, right = _inner_products(q[1], s[0], q[3], s[2])
+    q1 = tl.where(left < 0, -q[1], q[1])
+    q3 = tl.where(right < 0, -q[3], q[3])
     left, right = tl.abs(left), tl.abs(right)
     least = 1e-13 * _matrix_max(tl.maximum(left, right), MATRICES)
     left = tl.where(left > least, left, 0.0)
@@ -114,17 +113,17 @@ def _spectrum(
     basis += start + row * SIZE
     frequencies += matrix * (SIZE // 2)
     place = _ahead(left, 2 * pair, left, 2 * pair) + _ahead(right, 2 * pair + 1, left, 2 * pair)
-    _store(basis, frequencies, place, q0, q1, left * scale, live, finite)
+    _store(basis, frequencies, place, (q[0], q1), left * scale, live, finite)
     place = _ahead(left, 2 * pair, right, 2 * pair + 1)
     place += _ahead(right, 2 * pair + 1, right, 2 * pair + 1)
-    _store(basis, frequencies, place, q2, q3, right * scale, live, finite)
+    _store(basis, frequencies, place, (q[2], q3), right * scale, live, finite)
 
 
 @triton.jit
 def _load(skew, row, pair, live, SIZE: tl.constexpr, MATRICES: tl.constexpr):
-    """The columns of every pair, their largest entry scaled to 1; 0 where one is not finite.
+    """Return the columns of S, whether a matrix is finite, and its scale.
 
-    With them, whether a matrix is finite, and its scale.
+    The largest entry of a matrix is scaled to 1. A matrix that is not finite becomes 0.
     """
     entries = skew + row * SIZE + 4 * pair
     s0 = tl.load(entries, live, 0.0).to(tl.float64)
@@ -139,12 +138,12 @@ def _load(skew, row, pair, live, SIZE: tl.constexpr, MATRICES: tl.constexpr):
     scale = tl.where(finite & (largest > 0), largest, 1.0)
     s0, s1 = tl.where(finite, s0, 0.0) / scale, tl.where(finite, s1, 0.0) / scale
     s2, s3 = tl.where(finite, s2, 0.0) / scale, tl.where(finite, s3, 0.0) / scale
-    return s0, s1, s2, s3, finite, scale
+    return (s0, s1, s2, s3), finite, scale
 
 
 @triton.jit
 def _matrix_max(x, MATRICES: tl.constexpr):
-    """The maximum over each matrix (M, 1, 1); over a single one a scalar, which has no layout."""
+    """Return the maximum of each matrix (M, 1, 1); of a single matrix, a scalar."""
     if MATRICES == 1:
         largest = tl.max(x)
     else:
@@ -154,44 +153,43 @@ def _matrix_max(x, MATRICES: tl.constexpr):
 
 @triton.jit
 def _magnitude(x):
-    """|x|, and infinity for NaN, which a maximum would lose."""
+    """Return |x|, and infinity for NaN, which a maximum would lose."""
     return tl.where(x == x, tl.abs(x), float("inf"))
 
 
 @triton.jit
-def _turn(q0, q1, q2, q3, s0, s1, s2, s3, damping):
-    """The columns of Q and of S Q after every pair of planes has turned to block diagonal form.
+def _rotate(q, s, damping):
+    """Return the columns of Q and S Q after every pair of planes is rotated to block diagonal form.
 
-    Returns them and the square of what was off the diagonal, to a factor of 2 (M, 1, h).
+    With them, the square of what was off the diagonal, to a factor of 2 (M, 1, h).
     """
-    m01, m23 = _inner_products(q0, s1, q2, s3)
-    m02, m13 = _inner_products(q0, s2, q1, s3)
-    m03, m12 = _inner_products(q0, s3, q1, s2)
-    c, y, z, off = _turn_to_axis(m23 + m01, m02 - m13, m03 + m12, damping)
-    q0, q1, q2, q3 = _turned(q0, q1, q2, q3, c, y, z, 1.0)
-    s0, s1, s2, s3 = _turned(s0, s1, s2, s3, c, y, z, 1.0)
-    c, y, z, other = _turn_to_axis(m23 - m01, m02 + m13, m03 - m12, damping)
-    q0, q1, q2, q3 = _turned(q0, q1, q2, q3, c, y, z, -1.0)
-    s0, s1, s2, s3 = _turned(s0, s1, s2, s3, c, y, z, -1.0)
-    return q0, q1, q2, q3, s0, s1, s2, s3, tl.maximum(off, other)
+    m01, m23 = _inner_products(q[0], s[1], q[2], s[3])
+    m02, m13 = _inner_products(q[0], s[2], q[1], s[3])
+    m03, m12 = _inner_products(q[0], s[3], q[1], s[2])
+    c, y, z, off = _rotation_to_axis(m23 + m01, m02 - m13, m03 + m12, damping)
+    q, s = _rotated(q, c, y, z, 1.0), _rotated(s, c, y, z, 1.0)
+    c, y, z, other = _rotation_to_axis(m23 - m01, m02 + m13, m03 - m12, damping)
+    q, s = _rotated(q, c, y, z, -1.0), _rotated(s, c, y, z, -1.0)
+    return q, s, tl.maximum(off, other)
 
 
 @triton.jit
 def _inner_products(a, b, c, d):
-    """a . b and c . d of columns (M, b, h), each (M, 1, h): one reduction for both."""
+    """Return a . b and c . d of columns (M, b, h), each (M, 1, h), in one reduction."""
     return tl.split(tl.sum(tl.join(a * b, c * d), axis=1, keep_dims=True))
 
 
 @triton.jit
-def _turn_to_axis(along, across, upward, damping):
-    """The unit quaternion c + y j + z k that turns a vector to the nearer end of its first axis.
+def _rotation_to_axis(along, across, upward, damping):
+    """Return the unit quaternion that rotates a vector to the nearer end of its first axis.
 
-    With damping, it turns less far. Returns c, y, z and the square of what is off the axis.
+    It is c + y j + z k. Damping makes the rotation smaller. Returns c, y, z and the square of what
+    is off the axis.
     """
     off = across * across + upward * upward
     near = tl.abs(along) + damping
     square = near * near + off
-    real = near + square * _rsqrt(square)  # half a turn ends midway between the two directions
+    real = near + square * _rsqrt(square)  # half the rotation ends midway between the directions
     unit = _rsqrt(real * real + off)
     side = tl.where(along < 0, -unit, unit)
     return real * unit, -side * upward, side * across, off
@@ -199,15 +197,16 @@ def _turn_to_axis(along, across, upward, damping):
 
 @triton.jit
 def _rsqrt(x):
-    """1 / sqrt(x) in float64 for an x in float32's range: no branches, so that turns overlap."""
+    """Return 1 / sqrt(x) in float64 for x in float32's range, without branches."""
     root = tl.rsqrt(x.to(tl.float32)).to(tl.float64)
     rest = tl.fma(-x, root * root, 1.0)
     return root + root * rest * (0.5 + 0.375 * rest)
 
 
 @triton.jit
-def _turned(a0, a1, a2, a3, c, y, z, hand):
-    """Four columns times the 4x4 matrix of a quaternion, acting from the left (1) or right (-1)."""
+def _rotated(a, c, y, z, hand):
+    """Return four columns times the matrix of a quaternion: left (hand 1) or right (-1)."""
+    a0, a1, a2, a3 = a
     y1, z1 = hand * y, hand * z
     return (
         tl.fma(z, a3, tl.fma(y, a2, c * a0)),
@@ -218,11 +217,18 @@ def _turned(a0, a1, a2, a3, c, y, z, hand):
 
 
 @triton.jit
-def _next_round(left, right, pair):
-    """Columns of left and right planes (M, b, h), each moved to where its next pair is.
+def _next_round(a, pair):
+    """Return the four columns (M, b, h), each moved to its next pair.
 
     The circle method: the first left plane stays, the others go round it by one place.
     """
+    a0, a2 = _next_columns(a[0], a[2], pair)
+    a1, a3 = _next_columns(a[1], a[3], pair)
+    return a0, a1, a2, a3
+
+
+@triton.jit
+def _next_columns(left, right, pair):
     last = left.shape[2] - 1
     entering = tl.where(pair == 0, right, left)
     index = tl.broadcast_to(tl.maximum(pair - 1, 0), left.shape)
@@ -233,16 +239,16 @@ def _next_round(left, right, pair):
 
 @triton.jit
 def _ahead(others, other_place, own, place):
-    """How many of the other planes come before each own one (M, 1, h); places decide a tie."""
+    """Return how many other planes come before each own one (M, 1, h); places decide ties."""
     others = tl.permute(others, (0, 2, 1))
     tie = (others == own) & (tl.permute(other_place, (0, 2, 1)) < place)
     return tl.sum(((others > own) | tie).to(tl.int32), axis=1, keep_dims=True)
 
 
 @triton.jit
-def _store(basis, frequencies, place, first, second, values, live, finite):
-    """Planes with their frequencies at their places; NaN for a matrix that is not finite."""
+def _store(basis, frequencies, place, plane, values, live, finite):
+    """Store planes with their frequencies at their places; NaN for a matrix that is not finite."""
     nan = float("nan")
-    tl.store(basis + 2 * place, tl.where(finite, first, nan), live)
-    tl.store(basis + 2 * place + 1, tl.where(finite, second, nan), live)
+    tl.store(basis + 2 * place, tl.where(finite, plane[0], nan), live)
+    tl.store(basis + 2 * place + 1, tl.where(finite, plane[1], nan), live)
     tl.store(frequencies + place, tl.where(finite, values, nan), live)

@@ -22,11 +22,11 @@ from comrope.angles import Angles, CollinearAngles, CommutingAngles, GeneralAngl
 from comrope.ops.kernels.apply_rotation import rotate_free
 from comrope.ops.kernels.launch import (
     Heads,
-    Turning,
+    RotationArgs,
     empty_angle_gradients,
     empty_like_order,
-    turn,
-    turn_back,
+    launch_backward,
+    launch_forward,
 )
 from comrope.ops.layout import at_every_token, unpack
 
@@ -53,7 +53,11 @@ def _rotate(
     """
     out = Heads(empty_like_order(q), empty_like_order(k))
     with torch.cuda.device_of(q):
-        turn(Heads(q, k), Turning(positions, frequencies, basis, block_size, prefix, halves), out)
+        launch_forward(
+            Heads(q, k),
+            RotationArgs(positions, frequencies, basis, block_size, prefix, halves),
+            out,
+        )
     return out.q, out.k
 
 
@@ -75,9 +79,9 @@ def _rotate_backward(
     """
     out = Heads(empty_like_order(q), empty_like_order(k))
     with torch.cuda.device_of(q):
-        rest = turn_back(
+        rest = launch_backward(
             Heads(q, k), Heads(q_grad, k_grad),
-            Turning(positions, frequencies, basis, block_size, prefix, halves), out,
+            RotationArgs(positions, frequencies, basis, block_size, prefix, halves), out,
             direction=direction, planes=planes, wants_angles=wants_angles,
             wants_positions=wants_positions,
         )  # fmt: skip
@@ -101,10 +105,12 @@ def _rotate_packed(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """qkv (B, T, H (G + 2), D) to rotated q, rotated k and v, in tensors of their own."""
     heads = Heads(*unpack(qkv, frequencies.shape[1]))
-    out = Heads(*map(empty_like_order, heads))  # type: ignore[arg-type]
+    out = Heads(*map(empty_like_order, heads))
     with torch.cuda.device_of(qkv):
-        turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), out)
-    return out  # type: ignore[return-value]
+        launch_forward(
+            heads, RotationArgs(positions, frequencies, basis, block_size, prefix, halves), out
+        )
+    return out
 
 
 rotate_packed = torch.library.custom_op("comrope::rotate_packed", mutates_args=())(_rotate_packed)
@@ -123,9 +129,9 @@ def _rotate_packed_backward(
     """As ``rotate_backward``, with the three gradients packed (B, T, H (G + 2), D)."""
     packed = _empty_packed(q, k)
     with torch.cuda.device_of(q):
-        rest = turn_back(
+        rest = launch_backward(
             Heads(q, k), Heads(q_grad, k_grad, v_grad),
-            Turning(positions, frequencies, basis, block_size, prefix, halves),
+            RotationArgs(positions, frequencies, basis, block_size, prefix, halves),
             Heads(*unpack(packed, k.shape[1])),
             direction=direction, planes=planes, wants_angles=wants_angles,
             wants_positions=wants_positions,
@@ -150,7 +156,9 @@ def _rotate_packed_(
     """The q and k of qkv (B, T, H (G + 2), D) rotated where they lie."""
     heads = Heads(*unpack(qkv, frequencies.shape[1])[:2])
     with torch.cuda.device_of(qkv):
-        turn(heads, Turning(positions, frequencies, basis, block_size, prefix, halves), heads)
+        launch_forward(
+            heads, RotationArgs(positions, frequencies, basis, block_size, prefix, halves), heads
+        )
 
 
 rotate_packed_ = torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))(
@@ -167,9 +175,9 @@ def _fake_gradients(
     k, positions, frequencies, basis, direction, planes, block_size, prefix, halves, wants_angles,
     wants_positions,
 ):  # fmt: skip
-    turning = Turning(positions, frequencies, basis, block_size, prefix, halves)
+    args = RotationArgs(positions, frequencies, basis, block_size, prefix, halves)
     rows = (k.shape[0] * k.shape[2], frequencies.shape[0]) if wants_positions else 0
-    angles = empty_angle_gradients(turning, direction is not None, wants_angles)
+    angles = empty_angle_gradients(args, direction is not None, wants_angles)
     return *angles, frequencies.new_empty(rows)
 
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="assignment, misc, var-annotated"
-"""Arithmetic of small square matrices inside a kernel.
+"""Arithmetic of small square matrices inside kernels.
 
 P is the size of a matrix, padded with zeros to a power of two. Up to P = 8, a matrix ``x`` is a
 tuple of P^2 vectors, one an entry, over the matrices of a program: each thread holds a whole matrix
@@ -41,7 +41,7 @@ GENERAL, SYMMETRIC, SKEW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(-1)
 
 @triton.jit
 def multiply(x, y, RESULT: tl.constexpr, HOLLOW: tl.constexpr, P: tl.constexpr):
-    """x y, known to be RESULT. HOLLOW: how many of x, y, in this order, have a zero diagonal."""
+    """Return x y, known to be RESULT. HOLLOW: how many of x, y, in order, have a zero diagonal."""
     if P > IN_REGISTERS:
         product = tl.dot(x, y, input_precision="ieee")
     else:
@@ -64,7 +64,7 @@ def multiply(x, y, RESULT: tl.constexpr, HOLLOW: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def add(x, a, y, P: tl.constexpr):
-    """x + a y."""
+    """Return x + a y."""
     if P > IN_REGISTERS:
         total = x + a * y
     else:
@@ -77,7 +77,7 @@ def add(x, a, y, P: tl.constexpr):
 
 @triton.jit
 def scale(a, x, P: tl.constexpr):
-    """a x."""
+    """Return a x."""
     if P > IN_REGISTERS:
         scaled = a * x
     else:
@@ -89,7 +89,7 @@ def scale(a, x, P: tl.constexpr):
 
 @triton.jit
 def add_identity(x, a, P: tl.constexpr):
-    """x + a I."""
+    """Return x + a I."""
     if P > IN_REGISTERS:
         total = x + tl.where(tl.arange(0, P)[:, None] == tl.arange(0, P)[None, :], a, 0.0)
     else:
@@ -104,19 +104,19 @@ def add_identity(x, a, P: tl.constexpr):
 
 @triton.jit
 def transpose(x, P: tl.constexpr):
-    """x^T."""
+    """Return x^T."""
     if P > IN_REGISTERS:
-        turned = tl.trans(x)
+        transposed = tl.trans(x)
     else:
-        turned = ()
+        transposed = ()
         for entry in tl.static_range(P * P):
-            turned = turned + (x[entry % P * P + entry // P],)
-    return turned
+            transposed = transposed + (x[entry % P * P + entry // P],)
+    return transposed
 
 
 @triton.jit
 def from_upper(x, P: tl.constexpr):
-    """The skew matrix x, read off its upper triangle: a loop then carries nothing else of it."""
+    """Return the skew matrix x, from its upper triangle: a loop then carries no more of it."""
     if P > IN_REGISTERS:
         skew = x
     else:
@@ -131,7 +131,7 @@ def from_upper(x, P: tl.constexpr):
 
 @triton.jit
 def half_square(x, P: tl.constexpr):
-    """Half the sum of squares of the entries of the skew matrix x."""
+    """Return half the sum of squares of the entries of the skew matrix x."""
     if P > IN_REGISTERS:
         total = 0.5 * tl.sum(tl.sum(x * x, 1), 0)
     else:
@@ -144,7 +144,7 @@ def half_square(x, P: tl.constexpr):
 
 @triton.jit
 def select(condition, x, y, P: tl.constexpr):
-    """x where ``condition`` holds of a matrix, else y."""
+    """Return x for matrices where ``condition`` holds, else y."""
     if P > IN_REGISTERS:
         chosen = tl.where(condition, x, y)
     else:
@@ -156,7 +156,7 @@ def select(condition, x, y, P: tl.constexpr):
 
 @triton.jit
 def _addresses(base, offset, inside, SIZE: tl.constexpr, P: tl.constexpr):
-    """Where the entries of padded matrices lie, (P, P) or (M, P^2), and which of them are real."""
+    """Return where the entries of padded matrices are, (P, P) or (M, P^2), and which exist."""
     if P > IN_REGISTERS:  # the only matrix of a program is always inside
         row, column = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
         at = base + (offset + row * SIZE + column)
@@ -173,14 +173,14 @@ def _addresses(base, offset, inside, SIZE: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def load(base, offset, inside, SIZE: tl.constexpr, P: tl.constexpr):
-    """The contiguous (SIZE, SIZE) matrices at ``base + offset`` where ``inside``, not yet split."""
+    """Load contiguous (SIZE, SIZE) matrices at ``base + offset`` where ``inside``, not split."""
     at, mask = _addresses(base, offset, inside, SIZE, P)
     return tl.load(at, mask=mask, other=0.0)
 
 
 @triton.jit
 def split_entries(x, P: tl.constexpr):
-    """What ``load`` gives, (P, P) or (M, P^2), as a matrix: halved until entries are single."""
+    """Return what ``load`` returns, (P, P) or (M, P^2), as a matrix."""
     if P > IN_REGISTERS:
         single = x
     else:
@@ -190,7 +190,7 @@ def split_entries(x, P: tl.constexpr):
 
 @triton.jit
 def split_columns(x, COUNT: tl.constexpr):
-    """(M, COUNT), a power of two up to 128, to as many (M,)."""
+    """Split (M, COUNT), COUNT a power of two up to 128, into as many (M,), by halves."""
     parts = (x,)
     for step in tl.static_range(7):
         if COUNT >> step > 1:
@@ -208,7 +208,7 @@ def split_columns(x, COUNT: tl.constexpr):
 
 @triton.jit
 def join_columns(x, COUNT: tl.constexpr):
-    """COUNT (M,), a power of two up to 128, to (M, COUNT)."""
+    """Join COUNT (M,), a power of two up to 128, to (M, COUNT)."""
     parts = ()
     for part in tl.static_range(COUNT):
         parts = parts + (tl.reshape(x[part], (x[0].shape[0], 1)),)
@@ -224,7 +224,7 @@ def join_columns(x, COUNT: tl.constexpr):
 
 @triton.jit
 def store(base, offset, x, inside, SIZE: tl.constexpr, P: tl.constexpr):
-    """Write a matrix where ``load`` would read it."""
+    """Store a matrix where ``load`` would read it."""
     at, mask = _addresses(base, offset, inside, SIZE, P)
     if P > IN_REGISTERS:
         tl.store(at, x, mask=mask)
