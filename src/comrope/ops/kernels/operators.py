@@ -1,17 +1,20 @@
-"""The rotation as operators of torch: seen through by the compiler, with every gradient.
+"""The rotation of q and k as operators of torch, for eager execution, autograd and torch.compile.
 
-``comrope::rotate`` takes q and k; ``comrope::rotate_packed`` takes them out of one tensor with v
-beside them, as a projection leaves them, and gives its gradient back in one tensor, so that no copy
-puts the three together again. Nothing is kept for the way back but the results, which
-attention keeps as well. ``comrope::rotate_packed_`` turns them where they lie, without gradient.
+``comrope::rotate`` takes q and k apart. ``comrope::rotate_packed`` takes them as parts of one
+tensor with v, as a qkv projection returns them, and returns its gradient in one tensor, so that
+nothing is copied to join the three. Only the rotated q and k are saved for the backward pass, which
+attention saves as well. ``comrope::rotate_packed_`` rotates q and k in place, without gradient.
 
-The angles come as a torus (frequencies, basis) or as a line (skew, direction, with the spectrum of
-skew): see comrope/angles.py. Shapes as in launch.py.
+All take the angles as ``prepare`` returns them: commuting angles as frequencies (N, H, m, f) and
+basis (H, m, b, b), collinear angles (comrope/angles.py) as skew (H, m, b, b) and direction
+(N, H, m), with the spectrum of skew as basis and planes (H, m, f), and frequencies = direction
+times planes. Shapes as in launch.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,271 +42,180 @@ __all__ = [
     "rotate_packed_on_gpu",
 ]
 
-
-def _rotate(
-    q: Tensor, k: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
-    skew: Tensor | None, direction: Tensor | None, planes: Tensor | None,
-    block_size: int, prefix: int, halves: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """q (B, H G, T, D), k (B, H, T, D) rotated, in tensors of their own.
-
-    For a torus ``frequencies`` (N, H, m, f) and ``basis`` (H, m, b, b) have gradients. For a line
-    ``skew`` (H, m, b, b) and ``direction`` (N, H, m) have; ``basis`` and ``planes`` (H, m, f) are
-    the spectrum of ``skew``, and ``frequencies`` is direction times planes.
-    """
-    out = Heads(empty_like_order(q), empty_like_order(k))
-    with torch.cuda.device_of(q):
-        launch_forward(
-            Heads(q, k),
-            RotationArgs(positions, frequencies, basis, block_size, prefix, halves),
-            out,
-        )
-    return out.q, out.k
-
-
-rotate = torch.library.custom_op("comrope::rotate", mutates_args=())(_rotate)
-
-
-@rotate.register_fake
-def _(q, k, *_):
-    return empty_like_order(q), empty_like_order(k)
-
-
-def _rotate_backward(
-    q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, positions: Tensor, frequencies: Tensor,
-    basis: Tensor | None, direction: Tensor | None, planes: Tensor | None, block_size: int,
-    prefix: int, halves: bool, wants_angles: bool, wants_positions: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """From rotated q and k and their gradients: those before, of the angles (see
-    ``launch.empty_angle_gradients``), of the position of every row.
-    """
-    out = Heads(empty_like_order(q), empty_like_order(k))
-    with torch.cuda.device_of(q):
-        rest = launch_backward(
-            Heads(q, k), Heads(q_grad, k_grad),
-            RotationArgs(positions, frequencies, basis, block_size, prefix, halves), out,
-            direction=direction, planes=planes, wants_angles=wants_angles,
-            wants_positions=wants_positions,
-        )  # fmt: skip
-    return out.q, out.k, *rest
-
-
-rotate_backward = torch.library.custom_op("comrope::rotate_backward", mutates_args=())(
-    _rotate_backward
+_ROTATION = (
+    "Tensor positions, Tensor frequencies, Tensor? basis, Tensor? skew, Tensor? direction, "
+    "Tensor? planes, SymInt block_size, SymInt prefix, bool halves"
+)
+_ROTATION_BACKWARD = (
+    "Tensor positions, Tensor frequencies, Tensor? basis, Tensor? direction, Tensor? planes, "
+    "SymInt block_size, SymInt prefix, bool halves, bool wants_angles, bool wants_positions"
 )
 
 
-@rotate_backward.register_fake
-def _(q, k, q_grad, k_grad, *rest):
-    return empty_like_order(q), empty_like_order(k), *_fake_gradients(k, *rest)
+class Operator(NamedTuple):
+    """A differentiable rotation, for two kinds of callers."""
+
+    traceable: Any  # an operator of torch, which compilers and tracers see
+    eager: Any  # an autograd function, which takes the CPU less time to call
 
 
-def _rotate_packed(
-    qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
-    skew: Tensor | None, direction: Tensor | None, planes: Tensor | None,
-    block_size: int, prefix: int, halves: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """qkv (B, T, H (G + 2), D) to rotated q, rotated k and v, in tensors of their own."""
-    heads = Heads(*unpack(qkv, frequencies.shape[1]))
-    out = Heads(*map(empty_like_order, heads))
-    with torch.cuda.device_of(qkv):
-        launch_forward(
-            heads, RotationArgs(positions, frequencies, basis, block_size, prefix, halves), out
-        )
-    return out
+def make_operator(
+    name: str,
+    inputs: str,
+    outputs: str,
+    unpack_inputs: Callable[..., Heads],
+    empty_gradients: Callable[[Tensor, Tensor], tuple[tuple[Tensor, ...], Heads]],
+) -> Operator:
+    """Register ``comrope::NAME`` and ``comrope::NAME_backward``.
 
+    Args:
+        name: Name of the operator.
+        inputs: Its tensors before those of the rotation, separated by commas.
+        outputs: Its rotated tensors in the same way. The first two are q and k.
+        unpack_inputs: From the number of key heads and the inputs to q, k and v.
+        empty_gradients: From rotated q and k to the uninitialised gradients of the inputs, and the
+            same memory as q, k and v.
+    """
+    count = inputs.count(",") + 1
 
-rotate_packed = torch.library.custom_op("comrope::rotate_packed", mutates_args=())(_rotate_packed)
+    def forward(*given: Any, launch: bool = True) -> tuple[Tensor, ...]:
+        positions, frequencies, basis, _, _, _, *options = given[count:]
+        heads = unpack_inputs(frequencies.shape[1], *given[:count])
+        out = Heads(*(x if x is None else empty_like_order(x) for x in heads))
+        if launch:
+            with torch.cuda.device_of(heads.q):
+                launch_forward(heads, RotationArgs(positions, frequencies, basis, *options), out)
+        return tuple(x for x in out if x is not None)
 
+    def backward(q: Tensor, k: Tensor, *given: Any, launch: bool = True) -> tuple[Tensor, ...]:
+        *grads, positions, frequencies, basis, direction, planes = given[:-5]
+        *options, wants_angles, wants_positions = given[-5:]
+        args = RotationArgs(positions, frequencies, basis, *options)
+        gradients, out = empty_gradients(q, k)
+        if launch:
+            with torch.cuda.device_of(q):
+                of_rotation = launch_backward(
+                    Heads(q, k), Heads(*grads), args, out, direction=direction, planes=planes,
+                    wants_angles=wants_angles, wants_positions=wants_positions,
+                )  # fmt: skip
+            return *gradients, *of_rotation
+        rows = (k.shape[0] * k.shape[2], frequencies.shape[0]) if wants_positions else 0
+        of_angles = empty_angle_gradients(args, direction is not None, wants_angles)
+        return *gradients, *of_angles, frequencies.new_empty(rows)
 
-@rotate_packed.register_fake
-def _(qkv, positions, frequencies, *_):
-    return tuple(map(empty_like_order, unpack(qkv, frequencies.shape[1])))
-
-
-def _rotate_packed_backward(
-    q: Tensor, k: Tensor, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, positions: Tensor,
-    frequencies: Tensor, basis: Tensor | None, direction: Tensor | None, planes: Tensor | None,
-    block_size: int, prefix: int, halves: bool, wants_angles: bool, wants_positions: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """As ``rotate_backward``, with the three gradients packed (B, T, H (G + 2), D)."""
-    packed = _empty_packed(q, k)
-    with torch.cuda.device_of(q):
-        rest = launch_backward(
-            Heads(q, k), Heads(q_grad, k_grad, v_grad),
-            RotationArgs(positions, frequencies, basis, block_size, prefix, halves),
-            Heads(*unpack(packed, k.shape[1])),
-            direction=direction, planes=planes, wants_angles=wants_angles,
-            wants_positions=wants_positions,
-        )  # fmt: skip
-    return packed, *rest
-
-
-rotate_packed_backward = torch.library.custom_op(
-    "comrope::rotate_packed_backward", mutates_args=()
-)(_rotate_packed_backward)
-
-
-@rotate_packed_backward.register_fake
-def _(q, k, q_grad, k_grad, v_grad, *rest):
-    return _empty_packed(q, k), *_fake_gradients(k, *rest)
-
-
-def _rotate_packed_(
-    qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
-    block_size: int, prefix: int, halves: bool,
-) -> None:  # fmt: skip
-    """The q and k of qkv (B, T, H (G + 2), D) rotated where they lie."""
-    heads = Heads(*unpack(qkv, frequencies.shape[1])[:2])
-    with torch.cuda.device_of(qkv):
-        launch_forward(
-            heads, RotationArgs(positions, frequencies, basis, block_size, prefix, halves), heads
-        )
-
-
-rotate_packed_ = torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))(
-    _rotate_packed_
-)
-
-
-def _empty_packed(q: Tensor, k: Tensor) -> Tensor:
-    batch, heads, tokens, dim = q.shape
-    return q.new_empty(batch, tokens, heads + 2 * k.shape[1], dim)
-
-
-def _fake_gradients(
-    k, positions, frequencies, basis, direction, planes, block_size, prefix, halves, wants_angles,
-    wants_positions,
-):  # fmt: skip
-    args = RotationArgs(positions, frequencies, basis, block_size, prefix, halves)
-    rows = (k.shape[0] * k.shape[2], frequencies.shape[0]) if wants_positions else 0
-    angles = empty_angle_gradients(args, direction is not None, wants_angles)
-    return *angles, frequencies.new_empty(rows)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, first: int) -> None:
-    """``first`` is where the positions come among the inputs, after q and k or qkv."""
-    *tensors, ctx.block_size, ctx.prefix, ctx.halves = inputs[first:]
-    ctx.save_for_backward(output[0], output[1], *tensors)
-    ctx.wants = ctx.needs_input_grad[first : first + len(tensors)]
-
-
-def _gradients(
-    ctx: Any, saved: tuple[Tensor, ...], first: Tensor, second: Tensor, pulls: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Of positions, frequencies, basis, skew, direction and planes."""
-    k, positions, is_line = saved[1], saved[2], saved[6] is not None
-    of_positions = None
-    if ctx.wants[0]:
-        of_positions = _fit(pulls.view(k.shape[0], k.shape[2], positions.shape[-1]), positions)
-    found = (None, None, second, first) if is_line else (first, second, None, None)
-    wanted = (x if wants else None for x, wants in zip(found, ctx.wants[1:5], strict=True))
-    return of_positions, *wanted, None
-
-
-def _fit(pulls: Tensor, positions: Tensor) -> Tensor:
-    """(B, T, N) to the shape of the positions: without prefix tokens, shared or per sample."""
-    pulls = pulls[:, pulls.shape[1] - positions.shape[-2] :]
-    return pulls.sum_to_size(positions.shape) if positions.ndim == 3 else pulls.sum(0)
-
-
-def _options(ctx: Any) -> tuple[Any, ...]:
-    return ctx.block_size, ctx.prefix, ctx.halves, any(ctx.wants[1:]), ctx.wants[0]
-
-
-def _rotate_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _keep(ctx, inputs, output, 2)
-
-
-def _rotate_autograd(ctx: Any, q_grad: Tensor, k_grad: Tensor, back: Any = rotate_backward) -> Any:
-    saved = ctx.saved_tensors  # once: checkpointing recomputes them when they are asked for
-    q, k, positions, frequencies, basis, _, direction, planes = saved
-    of_q, of_k, *rest = back(
-        q, k, q_grad, k_grad, positions, frequencies, basis, direction, planes, *_options(ctx)
-    )
-    return of_q, of_k, *_gradients(ctx, saved, *rest), None, None, None
-
-
-def _packed_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _keep(ctx, inputs, output, 1)
-
-
-def _packed_autograd(
-    ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor, back: Any = rotate_packed_backward
-) -> Any:
-    saved = ctx.saved_tensors
-    q, k, positions, frequencies, basis, _, direction, planes = saved
-    of_qkv, *rest = back(
-        q, k, q_grad, k_grad, v_grad, positions, frequencies, basis, direction, planes,
-        *_options(ctx),
+    rotated = ", ".join("Tensor" for _ in outputs.split(","))
+    grads = ", ".join(f"Tensor {x.strip()}_grad" for x in outputs.split(","))
+    results = ", ".join(["Tensor"] * (count + 3))
+    tensors = ", ".join(f"Tensor {x.strip()}" for x in inputs.split(","))
+    operator = torch.library.custom_op(
+        f"comrope::{name}", forward, mutates_args=(),
+        schema=f"({tensors}, {_ROTATION}) -> ({rotated})",
     )  # fmt: skip
-    return of_qkv, *_gradients(ctx, saved, *rest), None, None, None
+    backward_operator = torch.library.custom_op(
+        f"comrope::{name}_backward", backward, mutates_args=(),
+        schema=f"(Tensor q, Tensor k, {grads}, {_ROTATION_BACKWARD}) -> ({results})",
+    )  # fmt: skip
+    operator.register_fake(lambda *given: forward(*given, launch=False))
+    backward_operator.register_fake(lambda *given: backward(*given, launch=False))
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors, ctx.options = inputs[count:-3], inputs[-3:]
+        ctx.save_for_backward(*output[:2], *tensors)
+        ctx.wants = ctx.needs_input_grad[count : count + len(tensors)]
+
+    def differentiate(
+        ctx: Any, *grads: Tensor, backward: Callable[..., Any] = backward_operator
+    ) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at every access
+        q, k, positions, frequencies, basis, skew, direction, planes = saved
+        wants_positions, *wants_angles, _ = ctx.wants
+        *of_inputs, first, second, of_rows = backward(
+            q, k, *grads, positions, frequencies, basis, direction, planes,
+            *ctx.options, any(wants_angles), wants_positions,
+        )  # fmt: skip
+        of_positions = None
+        if wants_positions:
+            of_tokens = of_rows.view(k.shape[0], k.shape[2], positions.shape[-1])
+            of_positions = _sum_to_positions(of_tokens, positions)
+        of_angles = (first, second, None, None) if skew is None else (None, None, second, first)
+        wanted = (x if wants else None for x, wants in zip(of_angles, wants_angles, strict=True))
+        return *of_inputs, of_positions, *wanted, None, None, None, None
+
+    operator.register_autograd(differentiate, setup_context=save)
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            output = forward(*given)
+            save(ctx, given, output)
+            return output
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            many = _is_batched(grads)
+            return differentiate(ctx, *grads, backward=backward_operator if many else backward)
+
+    return Operator(operator, Eager.apply)
 
 
-rotate.register_autograd(_rotate_autograd, setup_context=_rotate_context)
-rotate_packed.register_autograd(_packed_autograd, setup_context=_packed_context)
+def _sum_to_positions(of_tokens: Tensor, positions: Tensor) -> Tensor:
+    """Sum (B, T, N) to the shape of the positions: without prefix tokens, shared or per sample."""
+    of_tokens = of_tokens[:, of_tokens.shape[1] - positions.shape[-2] :]
+    return of_tokens.sum_to_size(positions.shape) if positions.ndim == 3 else of_tokens.sum(0)
 
 
-class RotateEagerly(torch.autograd.Function):
-    """``rotate`` for plain tensors outside of a graph: an operator takes the CPU longer to call."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = _rotate(*inputs)
-        _rotate_context(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor) -> Any:
-        back = rotate_backward if _batched(q_grad, k_grad) else _rotate_backward
-        return _rotate_autograd(ctx, q_grad, k_grad, back)
-
-
-class RotatePackedEagerly(torch.autograd.Function):
-    """``rotate_packed`` in the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = _rotate_packed(*inputs)
-        _packed_context(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, q_grad: Tensor, k_grad: Tensor, v_grad: Tensor) -> Any:
-        many = _batched(q_grad, k_grad, v_grad)
-        back = rotate_packed_backward if many else _rotate_packed_backward
-        return _packed_autograd(ctx, q_grad, k_grad, v_grad, back)
-
-
-def seen(*tensors: Any) -> bool:
-    """Whether anybody looks on who needs operators: a compiler, a mode, another kind of tensor."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    plain = (Tensor, torch.nn.Parameter)
-    return any(isinstance(x, Tensor) and type(x) not in plain for x in tensors)
-
-
-def _batched(*grads: Tensor) -> bool:
-    """Whether gradients come many at a time (``is_grads_batched``), which operators can take."""
+def _is_batched(grads: tuple[Tensor, ...]) -> bool:
+    """Return whether these are many gradients at once (``is_grads_batched``): operators only."""
     try:
         for grad in grads:
             grad.untyped_storage()
-    except NotImplementedError:  # many in one have none of their own
+    except NotImplementedError:  # batched tensors have none of their own
         return True
     return False
+
+
+def _empty_pair(q: Tensor, k: Tensor) -> tuple[tuple[Tensor, ...], Heads]:
+    heads = Heads(empty_like_order(q), empty_like_order(k))
+    return (heads.q, heads.k), heads
+
+
+def _empty_packed(q: Tensor, k: Tensor) -> tuple[tuple[Tensor, ...], Heads]:
+    batch, heads, tokens, dim = q.shape
+    packed = q.new_empty(batch, tokens, heads + 2 * k.shape[1], dim)
+    return (packed,), Heads(*unpack(packed, k.shape[1]))
+
+
+rotate, _rotate_eager = make_operator(
+    "rotate", "q, k", "q, k", lambda _, q, k: Heads(q, k), _empty_pair
+)
+# qkv is (B, T, H (G + 2), D).
+rotate_packed, _rotate_packed_eager = make_operator(
+    "rotate_packed", "qkv", "q, k, v", lambda heads, qkv: Heads(*unpack(qkv, heads)), _empty_packed
+)
+
+
+@torch.library.custom_op("comrope::rotate_packed_", mutates_args=("qkv",))
+def rotate_packed_(
+    qkv: Tensor, positions: Tensor, frequencies: Tensor, basis: Tensor | None,
+    block_size: int, prefix: int, halves: bool,
+) -> None:  # fmt: skip
+    """Rotate the q and k of qkv (B, T, H (G + 2), D) in place."""
+    heads = Heads(*unpack(qkv, frequencies.shape[1])[:2])
+    args = RotationArgs(positions, frequencies, basis, block_size, prefix, halves)
+    with torch.cuda.device_of(qkv):
+        launch_forward(heads, args, heads)
 
 
 def rotate_on_gpu(
     q: Tensor, k: Tensor, positions: Tensor, angles: Angles, prefix: int, halves: bool
 ) -> tuple[Tensor, Tensor]:
-    """As ``comrope.ops.rotate``."""
+    """Rotate as ``comrope.ops.rotate`` does."""
     with no_autocast(q.device):
         if isinstance(angles, GeneralAngles):
-            return _rotate_free(q, k, positions, angles, prefix)
+            return _rotate_general(q, k, positions, angles, prefix)
         prepared = prepare(positions, angles)
-        run = rotate if seen(q, k, *prepared) else RotateEagerly.apply
+        run = rotate if _needs_operator(q, k, *prepared) else _rotate_eager
         return run(q, k, *prepared, prefix, halves)
 
 
@@ -316,17 +228,16 @@ def rotate_packed_on_gpu(
     halves: bool,
     in_place: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``comrope.ops.rotate_packed``."""
+    """Rotate as ``comrope.ops.rotate_packed`` does."""
     with no_autocast(qkv.device):
         if isinstance(angles, GeneralAngles):
             q, k, v = unpack(qkv, key_heads)
-            return *_rotate_free(q, k, positions, angles, prefix), v
+            return *_rotate_general(q, k, positions, angles, prefix), v
         prepared = prepare(positions, angles)
-        wanted = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
-        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in wanted)
+        tensors = (qkv, *(part for part in prepared if isinstance(part, Tensor)))
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if learns or not in_place:
-            eagerly = not seen(qkv, *prepared)
-            run = RotatePackedEagerly.apply if eagerly else rotate_packed
+            run = rotate_packed if _needs_operator(qkv, *prepared) else _rotate_packed_eager
             return run(qkv, *prepared, prefix, halves)
         if qkv.stride(-1) != 1 or _overlaps(qkv):
             qkv = qkv.contiguous()
@@ -335,20 +246,10 @@ def rotate_packed_on_gpu(
         return unpack(qkv, key_heads)
 
 
-def _overlaps(x: Tensor) -> bool:
-    """Whether numbers may share their places in memory: in place they would be turned twice."""
-    reach = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return True
-        reach = stride * size if size > 1 else reach
-    return False
-
-
 def prepare(positions: Tensor, angles: CommutingAngles | CollinearAngles) -> tuple[Any, ...]:
-    """Positions, frequencies, basis, skew, direction, planes and block size, as the operators ask.
+    """Return positions, frequencies, basis, skew, direction, planes and block size.
 
-    Without a basis the blocks are mere groups of planes, and are taken apart where they can be.
+    Without a basis, blocks are mere groups of planes; those of even size become blocks of size 2.
     """
     positions = positions.float().contiguous()
     if isinstance(angles, CollinearAngles) and angles.skew.shape[-1] == 2:
@@ -366,7 +267,25 @@ def prepare(positions: Tensor, angles: CommutingAngles | CollinearAngles) -> tup
     return positions, frequencies.contiguous(), basis, None, None, None, size
 
 
-def _rotate_free(
+def _needs_operator(*tensors: Any) -> bool:
+    """Return whether the call is observed: by a compiler, a mode, or another type of tensor."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    plain = (Tensor, torch.nn.Parameter)
+    return any(isinstance(x, Tensor) and type(x) not in plain for x in tensors)
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Return whether elements may share memory: in place they would be rotated twice."""
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach = stride * size if size > 1 else reach
+    return False
+
+
+def _rotate_general(
     q: Tensor, k: Tensor, positions: Tensor, angles: GeneralAngles, prefix: int
 ) -> tuple[Tensor, Tensor]:
     positions = at_every_token(positions.float(), q.shape[2], prefix)
