@@ -8,9 +8,11 @@ import pytest
 import torch
 from helpers import raises_for
 from support.runs import Memory, same, tiny, trainer_of
-from support.toy import curve
+from support.toy import Curve, curve
 
+from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,6 +91,20 @@ def test_everything_that_has_a_state_is_resumed(options):
 ])  # fmt: skip
 def test_a_classifier_draws_what_it_would_have_drawn(options):
     assert_resumes_exactly(tiny(train__epochs=1, train__checkpoint_every=100, **options))
+
+
+def test_every_part_of_every_step_has_draws_of_its_own():
+    drawn: list[float] = []
+
+    class Recorded(Curve):
+        def loss(self, model, batch, step):
+            drawn.append(float(torch.rand(())))
+            return super().loss(model, batch, step)
+
+    config = curve(train__accumulate=2)
+    trainer = Trainer(Recorded(config), create_accelerator("cpu"), Memory())
+    trainer.fit()
+    assert len(set(drawn)) == len(drawn) == 2 * 16
 
 
 def test_gradients_of_parts_add_up_to_those_of_the_batch():
