@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 
 import pytest
 import torch
@@ -119,12 +120,16 @@ def test_gradients_of_parts_add_up_to_those_of_the_batch():
 
 def test_averaged_weights_are_evaluated_and_kept():
     sink = Memory()
-    outcome = learn(curve(train__ema=0.9, evaluate__every=1), sink)
+    outcome = learn(curve(train__ema=0.7, train__checkpoint_every=1), sink)
+    for before, after in pairwise(sink.states):
+        decay = min(0.7, after.step / (9 + after.step))  # steps are counted from 0 here
+        for name, old in before.tensors("average").items():
+            expected = decay * old + (1 - decay) * after.tensors("model")[name]
+            torch.testing.assert_close(after.tensors("average")[name], expected)
     last = sink.states[-1]
     assert same(outcome.weights, last.tensors("average"))
     assert not same(outcome.weights, last.tensors("model"))
-    other = learn(curve())
-    assert outcome.by_view["all"]["error"] != other.by_view["all"]["error"]
+    assert outcome.by_view["all"]["error"] != learn(curve()).by_view["all"]["error"]
 
 
 def test_a_stop_in_an_evaluation_between_epochs_saves_first():
