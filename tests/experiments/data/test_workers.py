@@ -193,7 +193,7 @@ def test_a_signal_to_all_processes_of_a_job_ends_no_loading_process():
     time.sleep(0.3)
     assert process.is_alive()
     process.terminate()  # what torch does after it has waited
-    process.join(10)
+    process.join(60)
     assert process.exitcode == 0
 
 
