@@ -39,6 +39,7 @@ ACROSS = {
     "ops/test_kernel_operators.py": "kernels as operators of torch",
     "ops/test_rotation_kernel.py": "a kernel",
     "ops/test_spectrum_kernel.py": "a kernel",
+    "experiments/test_outside.py": "a task and a study outside of the package",
     "experiments/runs/test_kept.py": "the runs in the folder results",
 }
 
