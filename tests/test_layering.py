@@ -19,8 +19,8 @@ PACKAGES = (
     "ops", "_inputs", "rotary", "analysis", "optim", "integrations", "models", "experiments",
 )  # fmt: skip
 EXPERIMENTS = (
-    "common", "config", "runs", "data", "tasks", "training", "launch", "inspect", "export",
-    "studies", "bench", "cli_results", "cli", "train",
+    "common", "config", "runs", "data", "tasks", "training", "launch", "cluster", "inspect",
+    "export", "studies", "bench", "cli_results", "cli", "train",
 )  # fmt: skip
 FORBIDDEN = {
     ("methods", "positions"), ("ops", "methods"), ("ops", "positions"), ("models", "integrations"),

@@ -154,9 +154,18 @@ def reproduce_command(
         Path | None,
         typer.Option(help="A folder with finished runs, such as results: they are not trained."),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Train every run in a job of its own: slurm; or local, to try it."),
+    ] = None,
+    cluster_options: Annotated[
+        str,
+        typer.Option(help="Of every job: partition=gpu,timeout_min=600,gpus_per_node=1 and so on."),
+    ] = "",
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table and figure, of the paper or additional: train missing runs, gather all."""
+    from comrope.experiments.cluster import find_cluster
     from comrope.experiments.launch import relaunch_on_all_gpus
     from comrope.experiments.studies import STUDIES, find_study
     from comrope.experiments.studies.plan import find_preset
@@ -166,7 +175,10 @@ def reproduce_command(
         for study in STUDIES.values():
             print(f"{study.name:15} {study.where or '-':12} {study.title}")
         return
-    if find_preset(preset).together and find_study(name).trains and not gather:
+    if cluster_options and cluster is None:
+        raise UserError("cluster-options: expected --cluster, too; got none")
+    jobs = None if cluster is None else find_cluster(cluster, cluster_options)
+    if jobs is None and find_preset(preset).together and find_study(name).trains and not gather:
         relaunch_on_all_gpus(sys.argv[1:])
     reproduce(
         name,
@@ -179,6 +191,7 @@ def reproduce_command(
         per_gpu=per_gpu,
         gather=gather,
         known=known,
+        cluster=jobs,
         progress=not quiet,
     )
 

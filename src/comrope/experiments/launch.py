@@ -129,10 +129,9 @@ def missing_runs(runs: Iterable[Run]) -> list[Run]:
     return missing
 
 
-def reason(run: Run, failure: Exception) -> str:
-    """Return one line: which run failed, and why."""
-    kind = "" if isinstance(failure, UserError) else f"{type(failure).__name__}: "
-    return f"{run.folder.name}: {kind}{failure}"
+def reason(error: Exception) -> str:
+    """Return why a run failed, with the kind of error unless it is the user's."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _in_order(runs: list[Run]) -> list[Run]:
@@ -236,7 +235,7 @@ def _work(slot: Slot, queues: Queues, parent: int, workers: int) -> None:
         except Interrupted:
             return
         except Exception as error:  # the other runs continue
-            failure = reason(run, error)
+            failure = f"{run.folder.name}: {reason(error)}"
         queues.reports.put((number, failure))
 
 

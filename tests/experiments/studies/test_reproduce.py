@@ -11,6 +11,7 @@ from support.studies import finish_runs, table_lines
 
 from comrope.experiments import launch
 from comrope.experiments.cli import app
+from comrope.experiments.cluster import Cluster
 from comrope.experiments.common.console import console
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import load_recipe
@@ -242,3 +243,10 @@ def test_results_go_to_a_folder_of_their_own_if_a_command_changes_them():
     assert len(set(folders)) == 4
     assert folders[1].startswith("offset-liere-")
     assert Path(folders[2]).name == folders[2]
+
+
+def test_studies_that_train_nothing_have_no_jobs(tmp_path):
+    local = Cluster("local", {})
+    for name, options in {"cost": {}, "offset": {"gather": True}, "video": {"per_gpu": 2}}.items():
+        with pytest.raises(UserError, match=r"^cluster: "):
+            reproduce(name, out=tmp_path, cluster=local, **options)

@@ -30,6 +30,7 @@ __all__ = [
     "gather_row",
     "gather_study",
     "measure_run",
+    "newest_machine",
     "usable",
 ]
 
@@ -108,9 +109,13 @@ def gather_study(
         if found
     ]
     missing = _names([row for row in rows if not existing[row]], [*rows])
-    machines = [run["machine"] for row in gathered for run in row["runs"]]
-    newest = dict(max(machines, key=lambda machine: machine["date"]))
-    return {"rows": gathered, "missing": missing, "machine": newest}
+    return {"rows": gathered, "missing": missing, "machine": newest_machine(gathered)}
+
+
+def newest_machine(rows: Sequence[Results]) -> dict[str, str]:
+    """Return the machine, versions and date of the newest run."""
+    machines = [run["machine"] for row in rows for run in row["runs"]]
+    return dict(max(machines, key=lambda machine: machine["date"]))
 
 
 def gather_row(

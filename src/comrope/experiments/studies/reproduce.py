@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from comrope.experiments.cluster import Cluster, run_on_cluster
 from comrope.experiments.common.console import machine, say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
@@ -26,6 +27,7 @@ from comrope.experiments.studies.measure import (
     Runs,
     gather_row,
     gather_study,
+    newest_machine,
     usable,
 )
 from comrope.experiments.studies.plan import Plan, Request, find_preset
@@ -48,6 +50,7 @@ def reproduce(
     per_gpu: int = 1,
     gather: bool = False,
     known: Path | None = None,
+    cluster: Cluster | None = None,
     progress: bool = True,
 ) -> Results:
     """Write results.json, table.md and figure.png of a study into ``out / name``.
@@ -66,6 +69,7 @@ def reproduce(
         per_gpu: runs at a time on each GPU.
         gather: train nothing, and use the runs that are finished. Their data may be missing.
         known: a folder with finished runs, which are not trained again.
+        cluster: where runs are trained, each in a job of its own; by default on this machine.
         progress: print progress.
 
     Returns:
@@ -77,18 +81,29 @@ def reproduce(
     plan = request.plan(runs.folder, gather=gather)
     if gather and not study.trains:
         raise UserError(f"gather: the study {study.name} trains no runs; leave it out")
+    if cluster is not None and (gather or not study.trains or per_gpu > 1):
+        raise UserError(
+            "cluster: every run is trained in a job of its own; expected a study that trains runs, "
+            "without --gather and --per-gpu"
+        )
     if study.run is not None:
         found = study.run(plan.base, methods=methods, progress=progress)
     elif gather:
         found = _gather(study, plan, runs, progress)
     else:
-        _train(study, plan, runs, per_gpu, progress)
-        found = {
-            "rows": [
-                gather_row(study, row, [_finished(c, runs) for c in configs], progress=progress)
-                for row, configs in plan.rows.items()
-            ]
-        }
+        _check(plan.rows)
+        missing = _missing(study, plan, runs)
+        if cluster is None:
+            run_all(missing, device=plan.base.train.device, per_gpu=per_gpu, progress=progress)
+        else:
+            run_on_cluster(missing, cluster, progress=progress)
+        rows = [
+            gather_row(study, row, [_finished(c, runs) for c in configs], progress=progress)
+            for row, configs in plan.rows.items()
+        ]
+        found = {"rows": rows}
+        if cluster is not None:  # this machine has trained nothing
+            found["machine"] = newest_machine(rows)
     accelerator = create_accelerator(plan.base.train.device)
     found = {"machine": machine(accelerator.device), **found}
     results = _results(request, plan, found, shlex.join(["comrope", *sys.argv[1:]]))
@@ -113,17 +128,17 @@ def _gather(study: Study, plan: Plan, runs: Runs, progress: bool) -> Results:
     return found
 
 
-def _train(study: Study, plan: Plan, runs: Runs, per_gpu: int, progress: bool) -> None:
-    """Train all missing runs of a plan."""
-    _check(plan.rows)
-    # Seed by seed: a study that is stopped has all its rows, with fewer seeds.
+def _missing(study: Study, plan: Plan, runs: Runs) -> list[Run]:
+    """Return the runs of a plan that must be trained, seed by seed.
+
+    So a study that is stopped has all its rows, with fewer seeds.
+    """
     by_seed = itertools.chain.from_iterable(itertools.zip_longest(*plan.rows.values()))
     every = [config for config in by_seed if config]
     missing = [c for c in every if not usable(study, c, runs, measure=True)]
     starts = {config.train.start_from for config in missing}  # their weights are needed
     wanted = [c for c in every if c in missing or str(runs.path(c)) in starts]
-    jobs = [Run(config, runs.path(config)) for config in wanted]
-    run_all(jobs, device=plan.base.train.device, per_gpu=per_gpu, progress=progress)
+    return [Run(config, runs.path(config)) for config in wanted]
 
 
 def _finished(config: Config, runs: Runs) -> Finished:
