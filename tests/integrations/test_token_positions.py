@@ -60,7 +60,7 @@ def test_a_forward_pass_cannot_be_repeated_at_positions_that_are_gone(family):
         outputs(model).sum().backward()
         seen(model)  # an evaluation in between is allowed
     both = outputs(model).sum() + outputs(model).sum()
-    with pytest.raises(RuntimeError, match="the positions of this forward pass are gone"):
+    with pytest.raises(RuntimeError, match="gradient checkpointing: "):
         both.backward()
 
 

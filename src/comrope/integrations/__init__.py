@@ -1,4 +1,4 @@
-"""Learned rotations in existing models of timm and transformers, whose code stays unchanged."""
+"""Learned rotations in existing models of timm and transformers, without changes of their code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from comrope.integrations.timm_vit import TIMM_MODELS
 
 __all__ = ["ROTATING_MODELS", "TIMM_MODELS", "VISION_MODELS", "fold", "swap", "unswap"]
 
-# Pickles of swapped models contain names of modules and classes; those of version 0.1 stay valid.
+# Names of modules and classes in version 0.1, which pickles of swapped models contain.
 _OLD_NAMES = {
     "absolute": (hf_vision, {"Interfaces": "AttentionFunctions"}),
     "folding": (_fold, {}),

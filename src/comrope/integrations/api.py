@@ -37,7 +37,7 @@ from comrope.integrations.token_positions import TokenPositions
 __all__ = ["FOLDED", "check_weights", "swap", "take_out", "unswap"]
 
 Model = TypeVar("Model", bound=nn.Module)
-# Versions that this was written for; the models of older ones are organized differently.
+# The oldest supported versions: models of older ones have another structure.
 OLDEST = {"language": "5.0", "vision": "5.17", "timm": "1.0.29"}
 FOLDED = "is_folded"  # attribute of rotations whose bases were folded into weights
 HOOKS = (TokenPositions, RotateQueries, RotateKeys, WithoutRope)
@@ -65,11 +65,11 @@ def swap(
             which sets them to zero and freezes them.
         class_position: Position of class tokens and registers: ``"center"`` of the image, or
             ``"unrotated"``; by default the latter in models that already rotate.
-        perturbation: Standard deviation of the noise on positions in training, in patches, for
-            vision models.
+        perturbation: Standard deviation of the perturbation of positions in training, in patches,
+            for vision models.
         options: Options of ``comrope.RotaryEmbedding``: ``block_size``, ``backend`` and so on.
-            ``init`` is by default ``"rope"`` where the model already rotates, with its own
-            frequencies as it scales them, and ``"zeros"`` elsewhere: outputs stay the same.
+            ``init`` is by default ``"rope"`` with the model's own frequencies if the model already
+            rotates, and ``"zeros"`` otherwise: outputs stay the same.
 
     Returns:
         The model. Its weights keep their names; each attention layer has an additional module
@@ -93,8 +93,8 @@ def swap(
                 "ape, class_position, perturbation: expected none of these for a model of "
                 f"transformers that already rotates ({type(model).__name__})"
             )
-        sees = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
-        _check_version("transformers", OLDEST["vision" if sees else "language"])
+        is_vision = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
+        _check_version("transformers", OLDEST["vision" if is_vision else "language"])
         swap_rotating_model(model, method, **options)
         return model
     if method == "rope" and options.get("init", "zeros") == "zeros" and not hasattr(model, "rope"):
@@ -127,7 +127,7 @@ def unswap(model: Model) -> Model:
 
 
 def take_out(model: Model) -> Model:
-    """Do what ``unswap`` does, also if the weights were folded."""
+    """Remove what ``swap`` added, in place, also if the weights were folded."""
     layers = [part for part in model.modules() if ROTATION in dict(part.named_children())]
     if not layers:
         raise ValueError(f"model: {type(model).__name__} has no rotation that comrope.swap added")
@@ -149,7 +149,7 @@ def take_out(model: Model) -> Model:
 
 
 def _check_model(model: Any) -> None:
-    """Raise for what is not a model yet, or no longer a plain one."""
+    """Raise unless ``model`` is a plain module: created, and not compiled or wrapped."""
     if not isinstance(model, nn.Module):
         hint = "; create it first, such as by timm.create_model" if isinstance(model, str) else ""
         raise TypeError(f"model: expected a module, got {model!r:.80}{hint}")
@@ -173,7 +173,7 @@ def check_weights(model: nn.Module) -> None:
 
 def _check_version(package: str, oldest: str) -> None:
     found = sys.modules[package].__version__
-    if TorchVersion(found) < oldest:  # compares any versions
+    if TorchVersion(found) < oldest:  # it compares versions of any package
         raise ImportError(
             f"comrope.swap needs {package} {oldest} or newer for this model, found {found}: "
             f"pip install -U {package}"
@@ -181,7 +181,7 @@ def _check_version(package: str, oldest: str) -> None:
 
 
 def _unused(model: nn.Module, drop_ape: bool) -> dict[str, nn.Parameter]:
-    """Return parameters that are not used any more: of timm's RoPE-Mixed, and dropped APE."""
+    """Return parameters that the model no longer uses: timm's RoPE-Mixed, and dropped APE."""
     return {
         name: parameter
         for name, parameter in model.named_parameters()

@@ -1,7 +1,7 @@
-"""``fold``: a model with learned rotations becomes one with plain RoPE (see ``ops.folding``).
+"""``fold``: turn a model with learned rotations into one with plain RoPE (see ``ops.folding``).
 
-Here it is found which rows of which parameters make the rotated channels. Where a norm stands
-between projection and rotation, the basis cannot pass it and stays in the rotation, as a constant.
+This file finds the rows of parameters that compute the rotated channels. If there is a norm between
+projection and rotation, the basis cannot be folded. It stays in the rotation, as a constant.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Value = tuple[nn.Parameter, Tensor]  # a parameter and its new value
 
 
 class FixedBasis(RoPEMixed):
-    """Frequencies, and a basis that is not learned: the rotation behind a norm."""
+    """Frequencies and a constant basis: the rotation after a norm."""
 
     name = "folded"
     basis: Tensor
@@ -47,13 +47,12 @@ def fold(model: Model) -> Model:
     """Turn learned rotations into plain RoPE with learned frequencies, in place.
 
     The bases of the rotations are multiplied into the projections, and every rotation becomes
-    ``"rope-mixed"``, which costs what RoPE costs. Outputs stay the same up to rounding, and
-    frequencies keep learning if they are trained. It cannot be undone.
+    ``"rope-mixed"``, which costs as much as RoPE. Outputs stay the same up to rounding, and
+    frequencies stay trainable. It cannot be undone.
 
     Args:
-        model: A ViT of comrope, or a model that ``comrope.swap`` was applied to. A model of timm
-            with such rotations of its own (RoPE-Mixed) gets those back, and contains nothing of
-            comrope any more.
+        model: A ViT of comrope, or a model that ``comrope.swap`` was applied to. A timm model with
+            its own RoPE-Mixed stores the frequencies there, and no longer depends on comrope.
 
     Returns:
         The model.
@@ -69,7 +68,7 @@ def fold(model: Model) -> Model:
     plans = [_plan(layer, rotation) for layer, rotation in layers]
     weights = [id(parameter) for _, _, values in plans for parameter, _ in values]
     if len(weights) != len(set(weights)):
-        raise ValueError("model: expected weights of their own for every layer, got shared ones")
+        raise ValueError("model: expected separate weights for every layer, got shared ones")
     for rotation, method, values in plans:  # the model is unchanged up to here
         for parameter, value in values:
             parameter.copy_(value)
@@ -89,8 +88,8 @@ def _layers(model: nn.Module) -> list[tuple[Any, RotaryEmbedding]]:
             if isinstance(child, RotaryEmbedding):
                 if not _is_ours(layer) and name != ROTATION:
                     raise ValueError(
-                        f"model: the projections of {type(layer).__name__} are not known; expected "
-                        "a model of comrope or one that comrope.swap was applied to, with adapters "
+                        f"model: cannot find the projections of {type(layer).__name__}; expected a "
+                        "model of comrope or one that comrope.swap was applied to, with adapters "
                         "merged (merge_and_unload)"
                     )
                 found.append((layer, child))
@@ -111,10 +110,10 @@ def _plan(layer: Any, rotation: RotaryEmbedding) -> tuple[RotaryEmbedding, RoPEM
             "common basis to fold; expected another method"
         )
     basis, frequencies = angles.spectrum()
-    behind_norm = _has_norm(layer)
-    method = (FixedBasis if behind_norm else RoPEMixed).like(old, frequencies)
+    after_norm = _has_norm(layer)
+    method = (FixedBasis if after_norm else RoPEMixed).like(old, frequencies)
     method.frequencies.requires_grad_(any(p.requires_grad for p in old.parameters()))
-    if behind_norm:
+    if after_norm:
         method.register_buffer("basis", basis.detach().clone())
         return rotation, method, []
     if _is_ours(layer):
@@ -139,7 +138,7 @@ def _merge(rows: list[Rows]) -> list[tuple[nn.Parameter, list[Tensor]]]:
     for _, indices in found.values():
         every = torch.cat([index.flatten() for index in indices])
         if len(every) != len(every.unique()):
-            raise ValueError("model: expected weights of their own for queries and keys")
+            raise ValueError("model: expected separate weights for queries and keys")
     return list(found.values())
 
 
@@ -153,14 +152,14 @@ def _projections(layer: Any, rotation: RotaryEmbedding) -> list[Rows]:
     """Find the rows of weights and biases whose outputs are rotated."""
     rotated, keys = rotation.head_dim, rotation.num_heads
     if getattr(layer, "query_key_value", None) is not None:  # GPT-NeoX: q, k, v head by head
-        whole = _linear(layer.query_key_value)
-        dim = whole.out_features // (3 * keys)
-        index = _index(whole, 3 * keys, dim)[:, :rotated].unflatten(0, (keys, 3))
-        return _rows(whole, index[:, 0]) + _rows(whole, index[:, 1])
+        qkv = _linear(layer.query_key_value)
+        dim = qkv.out_features // (3 * keys)
+        index = _index(qkv, 3 * keys, dim)[:, :rotated].unflatten(0, (keys, 3))
+        return _rows(qkv, index[:, 0]) + _rows(qkv, index[:, 1])
     if getattr(layer, "qkv", None) is not None:  # timm: all of q, all of k, all of v
-        whole = _linear(layer.qkv)
-        index = _index(whole, 3 * keys, whole.out_features // (3 * keys))[:, :rotated]
-        rows = _rows(whole, index[:keys]) + _rows(whole, index[keys : 2 * keys])
+        qkv = _linear(layer.qkv)
+        index = _index(qkv, 3 * keys, qkv.out_features // (3 * keys))[:, :rotated]
+        rows = _rows(qkv, index[:keys]) + _rows(qkv, index[keys : 2 * keys])
         if getattr(layer, "q_bias", None) is not None:  # EVA, whose keys have none
             rows.append((layer.q_bias, index[:keys]))
         return rows

@@ -1,8 +1,8 @@
 """Hugging Face's models that already rotate: language models, and DINOv3.
 
 Their attention gets cosines and sines (``position_embeddings``) and calls
-``apply_rotary_pos_emb(q, k, cos, sin)``, before keys are cached. Here the pair is the positions and
-the layer's own rotation, and that function applies it.
+``apply_rotary_pos_emb(q, k, cos, sin)`` before keys are cached. Here the pair contains the
+positions and the layer's rotation instead, and a replacement of that function applies the rotation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class Positions(nn.Module):
-    """Takes the place of the module that computes cosines and sines, and returns positions."""
+    """Replacement of the module that computes cosines and sines; it returns positions."""
 
     num_axes: int
 
@@ -110,8 +110,8 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
     layers = [part for part in model.modules() if THEIRS in names_in(type(part).forward)]
     holder, name, stock = _cosines_of(model, layers)
     _check_length_independent(stock)
-    sees = config.model_type == "dinov3_vit"
-    positions: Positions = PatchPositions(stock) if sees else TextPositions(stock)
+    is_vision = config.model_type == "dinov3_vit"
+    positions: Positions = PatchPositions(stock) if is_vision else TextPositions(stock)
     options.setdefault("init", "rope")
     if options["init"] == "rope" and options.get("base") is None:
         options = positions.start() | options
@@ -136,9 +136,9 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
 
 @functools.cache
 def _forward_of(kind: Any) -> Callable[..., Any]:
-    """Return a layer's own forward pass, with positions and rotation for cosines and sines.
+    """Return a layer's forward pass, with positions and rotation instead of cosines and sines.
 
-    The rotation is looked up in the layer that is called, so that copies of it use their own.
+    The rotation is looked up in the called layer, so that a copy uses its own.
     """
     theirs = with_global_replaced(kind.forward, THEIRS, _apply)
 
@@ -150,9 +150,9 @@ def _forward_of(kind: Any) -> Callable[..., Any]:
 
 
 def _apply(q: Tensor, k: Tensor, positions: Tensor, rotation: RotaryEmbedding) -> Any:
-    """Take the place of ``apply_rotary_pos_emb``, which does not rotate class tokens.
+    """Replace ``apply_rotary_pos_emb``, which does not rotate class tokens.
 
-    In GPT-NeoX it rotates only a part of the channels.
+    In GPT-NeoX it rotates only some of the channels.
     """
     dim, prefix = rotation.head_dim, q.shape[-2] - positions.shape[-2]
     if q.shape[-1] == dim:

@@ -1,8 +1,8 @@
 """Hugging Face's vision models with absolute positions: ViT, CLIP, SigLIP, DINOv2.
 
-Their attention layers get the function that attends (eager, SDPA, FlashAttention, as the model is
-configured) from ``ALL_ATTENTION_FUNCTIONS``, and pass it the layer, queries, keys and values. Here
-they get one that rotates queries and keys first.
+Their attention layers look up the attention function of the configuration (eager, SDPA,
+FlashAttention) in ``ALL_ATTENTION_FUNCTIONS``, and call it with the layer, queries, keys and
+values. Here they get a function that rotates queries and keys first.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ VISION_MODELS = (
     "vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2",
     "dinov2_with_registers",
 )  # fmt: skip
-POSITIONS = "comrope_places"  # attribute of attention layers; pickles contain the name
+POSITIONS = "comrope_places"  # attribute of attention layers; pickles contain this name
 THEIRS = "ALL_ATTENTION_FUNCTIONS"
 
 
 class AttentionFunctions:
-    """Takes the place of ``ALL_ATTENTION_FUNCTIONS``, and adds a rotation to each of them."""
+    """Replacement of ``ALL_ATTENTION_FUNCTIONS`` that adds a rotation to each function."""
 
     def __init__(self, stock: Any) -> None:
         self.stock = stock

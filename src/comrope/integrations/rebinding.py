@@ -1,7 +1,7 @@
 """Replace one global name in a function of another library, for some layers only.
 
-The function's own code runs, in a copy of its module's globals with one name replaced. Nothing of
-the other library is changed or rewritten: other callers get the original function.
+The code of the function runs with a copy of its module's globals, in which one name is replaced.
+The other library is not changed: other callers get the original function.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def names_in(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def with_global_replaced(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
-    """Return a copy of a function in which the global ``name`` is ``value``; decorators are left
-    out."""
+    """Return a function without decorators, in a copy whose global ``name`` is ``value``."""
     inner = inspect.unwrap(function)
     if not isinstance(inner, types.FunctionType) or name not in inner.__code__.co_names:
         raise ValueError(f"function: expected one that uses {name}, got {function!r}")
@@ -49,9 +48,9 @@ def with_global_replaced(function: Callable[..., Any], name: str, value: Any) ->
 class Forward:
     """Another forward pass for one layer.
 
-    An object, since bound methods are pickled by name and would come back as the layer's own. It
-    refers to the layer weakly: with a reference cycle, a deleted model would keep its memory until
-    the next garbage collection.
+    An object, because a bound method is pickled by name and would be loaded as the layer's own
+    method. The reference to the layer is weak: with a reference cycle, a deleted model would occupy
+    memory until the next garbage collection.
     """
 
     def __init__(self, layer: nn.Module, make: Callable[[type], Callable[..., Any]]) -> None:
@@ -74,7 +73,7 @@ def deref(layer: Any) -> nn.Module:
     found = layer()
     if found is None:
         raise RuntimeError(
-            "a part of a swapped layer was copied and the layer itself is gone: copy swapped "
+            "layer: was deleted, and a shallow copy of one of its parts was called; copy swapped "
             "models and layers with copy.deepcopy, not copy.copy"
         )
     return found
@@ -96,5 +95,5 @@ def restore_forward(layer: nn.Module) -> None:
 
 
 def _forward_attribute(layer: nn.Module) -> str:
-    """Return the attribute that is called: below the hooks of Accelerate (``device_map``)."""
+    """Return the attribute to replace; Accelerate (``device_map``) keeps it in ``_old_forward``."""
     return "_old_forward" if "_old_forward" in vars(layer) else "forward"

@@ -1,7 +1,8 @@
 """timm's vision transformers: plain ones, EVA and the rotary ViTs, NaFlex.
 
-Their attention layers call ``q_norm`` and ``k_norm`` last before attention, with (B, heads, T, D);
-hooks of these rotate. Rotations of the model's own are not passed on to the layers.
+Their attention layers call ``q_norm`` and ``k_norm`` directly before attention, with
+(B, heads, T, D). Hooks of these modules rotate. The model's own rotation is not passed to the
+layers.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ ATTENTION = ("Attention", "AttentionRope", "EvaAttention")
 
 
 class RotateQueries:
-    """Forward hook of ``q_norm``, with the rotation that the layer has when it is called.
+    """Forward hook of ``q_norm``: rotate queries with the rotation of the layer.
 
-    Refers to the layer weakly: see ``rebinding.Forward``.
+    The reference to the layer is weak: see ``rebinding.Forward``.
     """
 
     def __init__(self, layer: nn.Module, positions: TokenPositions) -> None:
@@ -56,7 +57,7 @@ class RotateQueries:
 
 
 class RotateKeys:
-    """Forward hook of ``k_norm``, which is called next and uses the same angles."""
+    """Forward hook of ``k_norm``: rotate keys with the same angles, after the queries."""
 
     def __init__(self, queries: RotateQueries) -> None:
         self.queries = queries
@@ -82,7 +83,7 @@ def is_timm_model(model: nn.Module) -> bool:
 
 
 def _attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Find the attention layers of the blocks, not those that pool the result."""
+    """Find the attention layers of the blocks, without attention pooling."""
     host: Any = model
     layers = [
         module
@@ -158,7 +159,7 @@ def swap_timm_model(
 
 
 def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the convention of positions, and the options that start a rotation as the model's."""
+    """Return the convention of positions, and the options for the model's own frequencies."""
     kind = type(rope).__name__
     flipped = getattr(rope, "grid_indexing", "ij") == "xy"
     if kind != "RotaryEmbeddingDinoV3" and getattr(rope, "aug_active", False):
@@ -195,8 +196,8 @@ def _convention_of(rope: Any) -> tuple[Any, dict[str, Any]]:
 def _augmented(rope: Any, x: Tensor) -> Tensor:
     """Augment coordinates (..., 2) as DINOv3 does: shift, scale by axis, scale both axes.
 
-    Written from the attributes of ``rope``, since its methods differ between versions of timm.
-    Drawn once for all images of a batch, on the device of the coordinates.
+    Uses only the attributes of ``rope``, because its methods differ between versions of timm. One
+    draw for all images of a batch, on the device of the coordinates.
     """
     if not rope.training or not rope.aug_active:
         return x
@@ -224,6 +225,6 @@ def _start_mixed(rotation: RotaryEmbedding, frequencies: Tensor, heads: int) -> 
         method.P.copy_(0.5 * plane_generators(planes, method.block_size))
     else:
         raise ValueError(
-            f"method: {method.name!r} cannot start where every plane has a direction of its own; "
-            "expected rope-mixed, comrope-torus or liere, or another init"
+            f"method: {method.name!r} cannot have the model's frequencies, with another direction "
+            "for every plane; expected rope-mixed, comrope-torus or liere, or another init"
         )

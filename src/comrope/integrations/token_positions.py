@@ -1,7 +1,7 @@
 """Positions of the tokens of a vision model: set by its patch embedding, read by its layers.
 
-What a position is depends on a convention, a function of the index (..., 2) of a patch and of the
-size of its grid: ``normalized``, ours, or that of a model that already has rotations.
+A convention computes positions from the index (..., 2) of a patch and the size of its grid:
+``normalized`` is ours, the others are those of models that already rotate.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def axial(
     reference: Sequence[int] | None = None,
     flipped: bool = False,
 ) -> Tensor:
-    """Return positions as timm does: patch indices, scaled to the ``reference`` grid if there is
-    one; x first if ``flipped``."""
+    """Return timm's positions: patch indices, scaled to the ``reference`` grid if it is given.
+
+    ``flipped`` puts x first.
+    """
     position = index + offset
     if reference is not None:
         position = position / _like(size, index) * _like(reference, index)
@@ -52,8 +54,10 @@ def centered(
     flipped: bool = False,
     augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Return positions as DINOv3 does: from -1 to 1 between the edges of the image, x first if
-    ``flipped``; ``augment`` is applied last."""
+    """Return DINOv3's positions: from -1 to 1 between the edges of the image.
+
+    ``flipped`` puts x first; ``augment`` is applied last.
+    """
     size = _like(size, index)
     if normalize != "separate":
         size = size.amax(-1, True) if normalize == "max" else size.amin(-1, True)
@@ -82,7 +86,7 @@ class TokenPositions:
         self.perturbation = _checks.real("perturbation", perturbation)
         self.positions: Tensor | None = None  # (T, N) or (B, T, N), of tokens or only of patches
         self.tokens = 0
-        # Parameters that are not used any more: their values if set to zero, and requires_grad.
+        # Parameters that are no longer used: their values if they are zero now, and requires_grad.
         self.disabled: dict[str, tuple[Tensor | None, bool]] = {}
         # Different forward passes since the last backward pass: see ``_count``.
         self.with_grad: set[Any] = set()
@@ -98,11 +102,11 @@ class TokenPositions:
 
     def __call__(self, module: Any, inputs: Any, options: Any, output: Any) -> None:
         perturbation = self.perturbation if module.training else 0.0
-        if isinstance(output, tuple):  # NaFlex: tokens, and the grid if all images have the same
+        if isinstance(output, tuple):  # NaFlex: tokens, and the grid if all images share one
             tokens, size = output
         else:
             tokens, size = output, output.shape[-2:]
-            if not isinstance(module, nn.Conv2d):  # timm's, whose output is no grid any more
+            if not isinstance(module, nn.Conv2d):  # timm's, which flattens the grid
                 size = module.dynamic_feat_size(inputs[0].shape[-2:])
         if size is None:
             index = options["patch_coord"] if "patch_coord" in options else inputs[1]
@@ -118,7 +122,9 @@ class TokenPositions:
     def at(self, tokens: int) -> tuple[Tensor, int]:
         """Return the positions of all tokens, and how many leading tokens are not rotated."""
         if self.positions is None:
-            raise RuntimeError("positions: no image has passed through the patch embedding yet")
+            raise RuntimeError(
+                "positions: none yet, because the patch embedding was not called; call the model"
+            )
         if tokens != self.tokens:
             raise ValueError(
                 f"tokens: expected {self.prefix} and one for each of the "
@@ -130,7 +136,7 @@ class TokenPositions:
 
     @torch.no_grad()
     def disable(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Freeze parameters that are not used any more, and set absolute positions to zero."""
+        """Freeze parameters that are no longer used, and set absolute positions to zero."""
         for name, parameter in parameters.items():
             absolute = not name.startswith("rope.")
             value = parameter.detach().clone() if absolute else None
@@ -145,7 +151,9 @@ class TokenPositions:
             if name not in parameters or (
                 value is not None and value.shape != parameters[name].shape
             ):
-                raise ValueError(f"model: {name} is not what it was when the model was swapped")
+                raise ValueError(
+                    f"model: {name} was removed or resized after swap, so it cannot be restored"
+                )
 
     @torch.no_grad()
     def restore(self, parameters: dict[str, nn.Parameter]) -> None:
@@ -156,7 +164,7 @@ class TokenPositions:
             parameters[name].requires_grad_(learned)
 
     def _count(self, size: Any, perturbation: float) -> None:
-        """Note forward passes with different positions: a recomputation could mix them up."""
+        """Record forward passes with different positions, which a recomputation could confuse."""
         if torch.compiler.is_compiling():
             return
         if self.recomputed or torch.is_grad_enabled():
@@ -174,8 +182,8 @@ class TokenPositions:
         self.recomputed = True  # in a backward pass, by gradient checkpointing
         if len(self.with_grad | self.without_grad) > 1:
             raise RuntimeError(
-                "gradient checkpointing: the positions of this forward pass are gone, since "
-                "another one came before its backward pass; call backward after each"
+                "gradient checkpointing: the positions of this forward pass were replaced by "
+                "those of a later one; call backward after each forward pass"
             )
 
     def _of_each(self, index: Tensor, perturbation: float) -> Tensor:
