@@ -64,7 +64,7 @@ def test_no_default_has_changed_since_runs_were_stored():
 def test_differences_name_the_fields_that_decide():
     mine = Config()
     theirs = mine.with_overrides({"train.seed": 1, "data.workers": 3, "train.log_every": 1})
-    assert differences(mine, theirs) == ["train.seed: 0, there 1"]
+    assert differences(mine, theirs) == ["train.seed: 0, not 1"]
     assert differences(mine, mine.with_overrides({"options.size": 3}))
 
 

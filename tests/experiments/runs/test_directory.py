@@ -14,7 +14,7 @@ from comrope.experiments.config import CONFIG, load_recipe, read_config, run_id
 from comrope.experiments.runs.directory import (
     RESULT,
     WEIGHTS,
-    claim,
+    check_run_dir,
     read_result,
     read_weights,
     write_config,
@@ -33,38 +33,38 @@ def begun(folder: Path, config=DIGITS) -> Path:
 
 
 def test_a_new_or_empty_folder_is_free(tmp_path):
-    claim(DIGITS, tmp_path / "new")
-    claim(DIGITS, tmp_path)
+    check_run_dir(DIGITS, tmp_path / "new")
+    check_run_dir(DIGITS, tmp_path)
     (tmp_path / ".1-config.yaml").touch()  # left by a write that was killed
-    claim(DIGITS, tmp_path)
+    check_run_dir(DIGITS, tmp_path)
 
 
 def test_a_run_may_continue_with_other_runtime_fields_only(tmp_path):
     folder = begun(tmp_path / "run")
-    claim(DIGITS.with_overrides({"data.workers": 3}), folder)
-    with pytest.raises(UserError, match=r"out: .*train\.epochs: 3, there 12"):
-        claim(DIGITS.with_overrides({"train.epochs": 3}), folder)
+    check_run_dir(DIGITS.with_overrides({"data.workers": 3}), folder)
+    with pytest.raises(UserError, match=r"out: .*train\.epochs: 3, not 12"):
+        check_run_dir(DIGITS.with_overrides({"train.epochs": 3}), folder)
 
 
 def test_a_run_of_the_first_schema_may_continue(tmp_path):
     folder = begun(tmp_path / "run")
     (folder / CONFIG).write_text(OF_SCHEMA_1)
     fields = {"model.locality_bias": 4.0, "model.init": "rope-random-axes"}
-    claim(DIGITS.with_overrides(fields), folder)
+    check_run_dir(DIGITS.with_overrides(fields), folder)
     with pytest.raises(UserError, match=r"model\.locality_bias"):
-        claim(DIGITS, folder)
+        check_run_dir(DIGITS, folder)
 
 
 def test_a_run_without_a_checkpoint_may_be_replaced(tmp_path):
     write_config(tmp_path, DIGITS)
-    claim(DIGITS.with_overrides({"train.epochs": 3}), tmp_path)
+    check_run_dir(DIGITS.with_overrides({"train.epochs": 3}), tmp_path)
 
 
 def test_anything_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").touch()
     for path in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(UserError, match="out: "):
-            claim(DIGITS, path)
+            check_run_dir(DIGITS, path)
 
 
 def test_what_a_run_starts_from_is_stored_with_it_and_stays(tmp_path):
@@ -74,12 +74,12 @@ def test_what_a_run_starts_from_is_stored_with_it_and_stays(tmp_path):
     folder = begun(tmp_path / "child", child)
     assert read_config(folder) == (child, known)
     parent.rename(tmp_path / "elsewhere")
-    claim(child, folder)
+    check_run_dir(child, folder)
     write_config(folder, child)
     assert read_config(folder) == (child, known)
     other = child.with_overrides({"train.start_from": "timm:vit_tiny_patch16_224"})
     with pytest.raises(UserError, match=r"train\.start_from"):
-        claim(other, folder)
+        check_run_dir(other, folder)
     write_config(folder, other)
     assert read_config(folder)[1] == "timm:vit_tiny_patch16_224"
 

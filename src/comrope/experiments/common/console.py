@@ -23,7 +23,7 @@ TORCH_PACKAGES = ("torch", "timm", "accelerate")
 
 
 def say(text: str) -> None:
-    """Print one line to stderr unchanged: no line breaks in paths, no markup."""
+    """Print one line to stderr, without line breaks in paths and without markup."""
     console.print(text, soft_wrap=True, markup=False)
 
 

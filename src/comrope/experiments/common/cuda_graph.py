@@ -1,7 +1,7 @@
 """A module as a CUDA graph: for small batches, launching kernels takes longer than running them.
 
-The kernels of a forward pass and of its backward pass are recorded once and then replayed, each
-pass by one launch.
+The kernels of the forward and of the backward pass are recorded once. Then one launch replays a
+pass.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ def replay_in_training(module: nn.Module, like: Tensor) -> None:
     """Record ``module(like)`` under the current autocast, and replay it in training.
 
     Only inputs of the same shape, dtype and autocast are replayed; others are computed as usual.
-    Nothing else may use the GPU during the recording, not even a thread that pins memory. Gradients
-    must not be added up over several backward passes: each writes to the same place. Neither
-    parameters nor hooks may be added afterwards, and a copy of the module would share the record.
+
+    - During the recording nothing else may use the GPU, not even a thread that pins memory.
+    - Gradients cannot be accumulated over several backward passes: each writes to the same memory.
+    - No parameters or hooks may be added later, and a copy of the module would share the record.
     """
     module.train()
     dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
@@ -28,14 +29,14 @@ def replay_in_training(module: nn.Module, like: Tensor) -> None:
     # The memory of a cached cast would be freed before it is read again.
     with torch.autocast("cuda", dtype, enabled=enabled, cache_enabled=False):
         torch.cuda.make_graphed_callables(module, (like.detach().clone(),))
-    # Gradients are recorded on a stream of their own; torch would warn of that at every start.
+    # Gradients are recorded on a separate stream; torch would warn about that at every start.
     if warn := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
         warn(False)
     module.forward = Replayed(module, ordinary, module.forward, _kind(like))
 
 
 class Replayed:
-    """The forward of a module on a GPU: its record where that is valid, else the ordinary one."""
+    """The forward of a module on a GPU: the record if it is valid, else the ordinary one."""
 
     def __init__(self, module: nn.Module, ordinary: Any, record: Any, kind: tuple[Any, ...]):
         self.module, self.ordinary, self.record, self.kind = module, ordinary, record, kind

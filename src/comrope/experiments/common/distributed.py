@@ -1,6 +1,6 @@
-"""One process or many: finding each other, distributing a model, sums, and sharded tensors.
+"""One process or many: process groups, distributed models, sums, and sharded tensors.
 
-Everything that depends on how a model is distributed (DDP or FSDP2) is in this file.
+All code that depends on how a model is distributed (DDP or FSDP2) is in this file.
 """
 
 from __future__ import annotations
@@ -42,24 +42,27 @@ def create_accelerator(device: str) -> Accelerator:
     """Return the accelerator of the processes that a launcher started, or of this one alone.
 
     Args:
-        device: "auto", or "cpu" for no GPU even if there is one.
+        device: "auto", or "cpu" to use no GPU.
     """
-    # Without a GPU, Accelerate needs cpu=True: else each of several processes counts itself alone.
+    # Without a GPU, Accelerate needs cpu=True: otherwise every process counts only itself.
     cpu = device == "cpu" or not torch.cuda.is_available()
     _rejoin_after_restart("gloo" if cpu else "nccl")
     accelerator = Accelerator(mixed_precision="no", cpu=cpu)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
-        raise UserError(f"{launched} processes were launched, but they do not find each other")
+        raise UserError(
+            f"processes: {launched} were launched, but the group has {accelerator.num_processes}; "
+            "start them with torchrun or accelerate launch"
+        )
     return accelerator
 
 
 def _rejoin_after_restart(backend: str) -> None:
     """Join the process group under a new name after torchrun restarted the processes.
 
-    torchrun's store still has the addresses of the processes that died. A new process that reads
-    one of them would wait forever, so every attempt gets a name space of its own. (torch 2.15 does
-    without.)
+    torchrun's store still has the addresses of the processes that ended. A new process that reads
+    one of them would wait forever, so every attempt has its own name space. (Not needed from torch
+    2.15 on.)
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or dist.is_initialized():
@@ -84,7 +87,7 @@ def sum_over_processes(accelerator: Accelerator, *values: float | Tensor) -> lis
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Return the autocast of ``train.precision``: "no", "bf16" or "fp16".
 
-    Accelerate's would hold for all runs of a process, this one for one run.
+    Accelerate's autocast would apply to all runs of a process.
     """
     dtype = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
@@ -156,7 +159,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 def gather_state(tensors: dict[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
     """Return full copies of all tensors on the CPU, gathered one after the other.
 
-    Every process must call it; those that do not ``keep`` the copies get an empty dictionary.
+    Every process must call it. Without ``keep`` it returns an empty dictionary.
     """
     gathered = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What went wrong outside the program, in one line, for whoever gave the command."""
+"""Exceptions with a cause outside of the program; the command line prints one line for them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["Interrupted", "UserError"]
 
 
 class UserError(Exception):
-    """Something to be put right by the user: no traceback is shown for it."""
+    """An error that the user can correct, shown without a traceback."""
 
 
 class Interrupted(Exception):
-    """A run was told to stop; it has saved itself and can be resumed."""
+    """A run received a signal to stop; its state is saved and it can be resumed."""

@@ -1,4 +1,4 @@
-"""Figures: how they are made and saved, and the colour and marker of every method."""
+"""Create and save figures; colour and marker of every method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from comrope.experiments.common.files import write_files
 
 __all__ = ["STYLES", "new_figure", "save"]
 
-# The same in every figure; distinct without colour too.
+# The same in every figure. The markers distinguish the methods without colour too.
 STYLES: dict[str, dict[str, Any]] = {
     "none": {"color": "0.6", "marker": "."},
     "ape": {"color": "0.35", "marker": "x"},
@@ -23,7 +23,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def new_figure(columns: int, rows: int = 1, *, width: float = 5.4, height: float = 4.3) -> Any:
-    """Return a figure and its (rows, columns) array of axes, each of a width and height in inch."""
+    """Return a figure and its axes (rows, columns), each of ``width`` by ``height`` inches."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -16,7 +16,7 @@ __all__ = ["write_files", "write_tensors", "write_text"]
 
 
 def write_files(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
-    """Write several files: all of them are complete, or none is replaced."""
+    """Write several files; if one cannot be written, none is replaced."""
     try:
         _files.write_files(writers)
     except OSError as error:

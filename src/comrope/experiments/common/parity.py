@@ -1,4 +1,4 @@
-"""Whether a network computes what the matrix exponential gives, before its speed is reported."""
+"""Compare a network with its reference implementation, before its speed is reported."""
 
 from __future__ import annotations
 

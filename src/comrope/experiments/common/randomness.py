@@ -1,9 +1,9 @@
-"""Randomness without state: every draw is seeded by what it is for.
+"""Randomness without state: every draw is seeded by its purpose.
 
-A sample's augmentation is a function of (seed, epoch, place in the epoch), a step's perturbation of
-the coordinates of (seed, step): neither depends on the number of processes. What each process draws
-inside a step (drop path, mixup, erasing) depends on (seed, step, part, process). So a run that was
-killed draws what it would have drawn, and no generator state has to be saved.
+The augmentation of a sample is a function of (seed, epoch, place in the epoch), the perturbation of
+a step one of (seed, step). Neither depends on the number of processes. Draws of a process within a
+step (drop path, mixup, erasing) depend on (seed, step, part, process). So a resumed run has the
+same draws as one without interruption, and no generator state is saved.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["derive", "generator", "seed_everything", "seeded"]
 
 
 def derive(*parts: int | str) -> int:
-    """Return a seed of 63 bits from what the draw is for."""
+    """Return a seed of 63 bits from the purpose of a draw."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(*parts: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a torch generator, seeded by what the draw is for."""
+    """Return a torch generator, seeded by the purpose of its draws."""
     return torch.Generator(device=device).manual_seed(derive(*parts))
 
 
@@ -43,8 +43,8 @@ def seeded(*parts: int | str, numpy: bool = True) -> Iterator[None]:
     """Seed the global generators of the CPU inside the block, and restore them after it.
 
     Args:
-        parts: What the draws are for.
-        numpy: Seed NumPy's as well. Saving its state is most of the cost of this function.
+        parts: The purpose of the draws.
+        numpy: Seed NumPy too. Most of this function's time is for saving NumPy's state.
     """
     states = random.getstate(), torch.get_rng_state()
     numpy_state = np.random.get_state() if numpy else None  # noqa: NPY002

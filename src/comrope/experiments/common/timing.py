@@ -1,4 +1,4 @@
-"""Timers. Candidates are timed in turns, so that a slower machine slows all of them."""
+"""Timers. Candidates are timed in turns, so that a change of the machine's speed affects all."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ __all__ = [
 Cast = Callable[[], torch.autocast]
 Call = Callable[[], Any]
 Name = TypeVar("Name", bound=Hashable)
-# Short calls are repeated until a sample takes about this long, unless that is too many of them: a
-# GPU's queue holds about a thousand launches.
+# Short calls are repeated until a sample takes about AIM seconds, at most MOST times: the queue of
+# a GPU holds about a thousand launches.
 AIM, MOST = 0.005, 10
-# Slow ones have fewer rounds: as many as fit into so many seconds, but not less than these.
+# Slow calls have fewer rounds: as many as fit into LONGEST seconds, at least FEWEST.
 LONGEST, FEWEST = 1.5, 6
-CYCLES = 2e9  # of a GPU's clock a second, about
+CYCLES = 2e9  # of a GPU's clock per second, about
 
 
 class Times(NamedTuple):
-    """Milliseconds a call: the median over the rounds and its quartiles."""
+    """Milliseconds per call: median and quartiles over the rounds."""
 
     ms: float
     low: float
     high: float
-    host_ms: float  # launch time of the CPU, waiting for a full queue included
+    host_ms: float  # launch time of the CPU, including waits for a full queue
     rounds: int
     graph: bool = False  # whether it was replayed as a CUDA graph
 
@@ -65,15 +65,15 @@ class Work:
 
     run: Call  # calls it ``repeats`` times
     repeats: int
-    rounds: int  # the most that it should have
+    rounds: int  # at most
     ahead: float = 0.0  # seconds that the queue is blocked before (see ``sample``)
-    host: float | None = None  # seconds of the CPU a call, where ``run`` cannot tell
+    host: float | None = None  # seconds of the CPU per call, if ``run`` does not measure them
 
 
 class Recorder:
-    """Record CUDA graphs that share memory and one stream, and are replayed one at a time.
+    """Record CUDA graphs that share memory and one stream. Replay one at a time.
 
-    Their results must not be used afterwards.
+    A replay overwrites the results of other graphs.
     """
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ def seconds(device: torch.device, call: Call) -> float:
 
 
 def sample(device: torch.device, run: Call, ahead: float = 0.0) -> tuple[float, float]:
-    """Return seconds on the device, and seconds that the CPU took to launch.
+    """Return the seconds on the device, and the seconds of the CPU for launching.
 
-    On a GPU, two events in the queue are compared. With ``ahead`` the queue is blocked for that
-    many seconds first while the CPU fills it, so that the device does not wait for launches. On a
-    CPU both numbers are equal.
+    On a GPU, the time is measured by two events in the queue. ``ahead`` blocks the queue for that
+    many seconds while the CPU fills it, so that the device does not wait for launches. On a CPU
+    both numbers are equal.
     """
     if device.type != "cuda":
         begun = time.perf_counter()
@@ -133,10 +133,10 @@ def make_ready(
     queued: bool = False,
     recorder: Recorder | None = None,
 ) -> Work:
-    """Warm up a call, measure it once, decide repeats and rounds.
+    """Warm up a call, measure it once, and choose repeats and rounds.
 
-    ``queued`` fills the queue of a GPU ahead, so that the launch time of the CPU does not count.
-    A ``recorder`` replays the calls as a CUDA graph, which works for any number of launches.
+    ``queued`` fills the queue of a GPU before the measurement, so that launch times of the CPU do
+    not count. ``recorder`` replays the calls as a CUDA graph, for any number of launches.
     """
     for _ in range(warm_up):
         call()
@@ -160,7 +160,7 @@ def time_in_turns(
     *,
     on_round: Callable[[], Any] = lambda: None,
 ) -> dict[Name, Times]:
-    """Time all work once a round, in turns; slow work gets fewer rounds."""
+    """Time all work in turns, once per round; slow work has fewer rounds."""
     samples: dict[Name, list[tuple[float, float]]] = {name: [] for name in work}
     for number in range(max((some.rounds for some in work.values()), default=0)):
         for name, some in work.items():
@@ -193,7 +193,7 @@ def peak_above(device: torch.device, before: int | None, call: Call) -> int | No
     """Return the peak bytes of a call above ``before``; None on a CPU."""
     if before is None:
         return None
-    call()  # allocate what is kept between calls before the measured one
+    call()  # allocate memory that is kept between calls
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -213,7 +213,7 @@ def training_step(
     with cast():
         output = model(*inputs)
     backward(output)
-    for tensor in inputs:  # they are shared with other candidates, whose memory is counted
+    for tensor in inputs:  # other candidates use the same inputs, and their memory is measured
         tensor.grad = None
 
 

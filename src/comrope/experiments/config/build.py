@@ -1,4 +1,4 @@
-"""Dataclasses from plain values and back, every value of its field's type and within its bounds."""
+"""Convert plain values to dataclasses and back; check the type and the bounds of every value."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def option(
     Args:
         default: The value of the field where a recipe gives none.
         help: What the field means, in one sentence, with its unit.
-        choices: The only texts that are accepted; by default any.
-        minimum: The least number that is accepted. Numbers must be finite.
+        choices: The accepted texts; by default any.
+        minimum: The smallest accepted number. Numbers must be finite.
         above: A number that the value must exceed, instead of ``minimum``.
-        maximum: The largest number that is accepted; by default any.
-        runtime: Whether the field does not decide what is learned. Such a field is no part of a
+        maximum: The largest accepted number; by default any.
+        runtime: Whether the field does not change what is learned. Such a field is not part of a
             run's identity, and a run may be resumed with another value.
     """
     about = {
@@ -65,7 +65,7 @@ def option(
 
 
 class Text(str):
-    """A value as it was typed: YAML, unless the field is a text."""
+    """A value typed on a command line: YAML, unless the field is a text."""
 
     def read(self) -> Any:
         try:
@@ -80,20 +80,20 @@ def build(kind: Any, tree: Any, where: str) -> Any:
     Args:
         kind: The dataclass. Its fields may be dataclasses themselves.
         tree: Values by name.
-        where: What comes before a field's name in a message.
+        where: Text before a field's name in messages.
 
     Raises:
         UserError: A field is unknown, or a value has another type or is out of bounds.
     """
     if not isinstance(tree, dict):
         raise UserError(f"{where}expected fields, got {tree!r}")
-    known = _types_of(kind)
+    types_of = _types_of(kind)
     about = {field.name: field.metadata for field in dataclasses.fields(kind)}
     values = {}
     for name, value in tree.items():
-        if name not in known:
-            raise UserError(f"{where}{name}: no such field{suggest(str(name), known)}")
-        values[name] = _typed(known[name], value, f"{where}{name}")
+        if name not in types_of:
+            raise UserError(f"{where}{name}: no such field{suggest(str(name), types_of)}")
+        values[name] = _typed(types_of[name], value, f"{where}{name}")
         _check(values[name], about[name], f"{where}{name}")
     return kind(**values)
 
@@ -130,14 +130,14 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         except ValueError:
             pass
     elif kind is str and isinstance(value, bool):
-        return "no" if value is False else "yes"  # and "no" as false
+        return "no" if value is False else "yes"  # YAML reads "no" as false
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
 
 
 def _scalars(value: Any, where: str) -> dict[str, Scalar]:
-    """Names of any kind, each with one plain value."""
+    """Return names with one plain value each; any names are accepted."""
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected names with values, got {value!r}")
     found = {}
@@ -169,12 +169,12 @@ def _check(value: Any, about: typing.Mapping[str, Any], where: str) -> None:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Sections and fields as plain YAML values."""
+    """Return sections and fields as plain YAML values."""
     return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
 def to_plain(value: Any) -> Any:
-    """One value as YAML has it: a list for a tuple, a dict for a section."""
+    """Return one plain YAML value: a list for a tuple, a dict for a section."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if isinstance(value, dict):
@@ -183,7 +183,7 @@ def to_plain(value: Any) -> Any:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Fields by dotted name, those outside of any section by their own: plain YAML values."""
+    """Return fields as plain YAML values by dotted name; without a section, by their own name."""
     found: dict[str, Any] = {}
     for name, value in to_dict(config).items():
         if isinstance(value, dict):
@@ -194,7 +194,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def option_fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a dataclass and of its sections that were declared with ``option``, by name."""
+    """Return the fields declared with ``option``, of a dataclass and its sections, by name."""
     found: dict[str, dataclasses.Field[Any]] = {}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(section := _types_of(kind)[field.name]):
@@ -204,7 +204,7 @@ def option_fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
     return found
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of a message: the known name that comes closest, if one does."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+def suggest(name: str, choices: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the most similar choice; empty if none is similar."""
+    close = difflib.get_close_matches(name, list(choices), n=1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 CONFIG = "config.yaml"  # in the folder of a run
-IDENTITY = 2  # of what is hashed, and how; identity-2.json holds the defaults
-STORED = "@"  # in front of the identity of a run that is not a folder here
-NAMED = re.compile(r".+-b\d+-p[\d.e+-]+-s\d+-(?P<id>[0-9a-f]{12})")  # as run_name does
-# Fields that do not decide what is learned: a run may be resumed with others.
+IDENTITY = 2  # version of the hash; identity-2.json contains the defaults of the fields
+STORED = "@"  # prefix of the identity of a run that has no folder here
+NAMED = re.compile(r".+-b\d+-p[\d.e+-]+-s\d+-(?P<id>[0-9a-f]{12})")  # of run_name
+# Fields that do not change what is learned: a run may be resumed with other values.
 RUNTIME = frozenset(
     name for name, field in option_fields(Config).items() if field.metadata["runtime"]
 )
@@ -45,20 +45,18 @@ RUNTIME = frozenset(
 def run_id(config: Config, parent: str | None = None) -> str:
     """Return the identity of a run: 12 hexadecimal digits.
 
-    It is a hash of all fields that decide what is learned and are not at their default, so that a
-    field that is added later does not change it. ``train.start_from`` counts as what it stands for;
-    see ``start_id``.
+    It is a hash of the fields that decide what is learned and differ from their defaults. So a new
+    field does not change it. ``train.start_from`` is replaced by the result of ``start_id``.
 
     Args:
         config: The configuration of the run.
-        parent: The identity of what it starts from, if it is known; by default ``start_id`` finds
-            it.
+        parent: The identity of the initial weights; by default that of ``start_id``.
     """
     return hash_fields(non_default(config, parent))
 
 
 def run_name(config: Config, parent: str | None = None) -> str:
-    """Return the name of a run's folder: readable, and with the run's identity at the end."""
+    """Return the name of a run's folder, which ends with the run's identity."""
     model, train = config.model, config.train
     return (
         f"{model.position}-b{model.block_size}-p{train.perturbation:g}-s{train.seed}"
@@ -67,22 +65,22 @@ def run_name(config: Config, parent: str | None = None) -> str:
 
 
 def hash_fields(fields: dict[str, Any]) -> str:
-    """Return the identity that belongs to ``non_default`` fields."""
+    """Return the identity of a run from its ``non_default`` fields."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"comrope-run/{IDENTITY}\n{text}".encode()).hexdigest()[:12]
 
 
-def start_id(start: str | None, known: str | None = None) -> str | None:
-    """Return what ``train.start_from`` stands for, wherever it lies.
+def start_id(start: str | None, stored: str | None = None) -> str | None:
+    """Return the identity of initial weights, which does not depend on their location.
 
     Args:
         start: The value of ``train.start_from``.
-        known: What it stood for when it was there, if that was stored.
+        stored: The identity that was stored earlier, for weights that no longer exist.
 
     Returns:
         None for random weights; ``timm:NAME`` for weights of timm; ``file:`` and the SHA-256 of a
-        file; the identity of a run, from the name of its folder or from its configuration. If
-        nothing is there and the name has no identity, ``known`` or else the name.
+        file; the identity of a run, from the name of its folder or from its configuration. If the
+        path does not exist and its name contains no identity: ``stored``, else the name.
     """
     if not start or start.startswith(TIMM):
         return start or None
@@ -96,16 +94,16 @@ def start_id(start: str | None, known: str | None = None) -> str | None:
     if path.is_file():
         about = path.stat()
         return _file_id(path, about.st_size, about.st_mtime_ns)
-    return known or path.name
+    return stored or path.name
 
 
 def read_config(folder: Path) -> tuple[Config, str | None]:
-    """Return the configuration of a run, and the identity of what it starts from, if it is stored.
+    """Return the configuration of a run, and the stored identity of its initial weights, if any.
 
-    A run stores it when it begins, so that it can be resumed when its parent is gone.
+    A run stores that identity when it begins, so that it can be resumed without its parent.
 
     Raises:
-        UserError: The folder has no configuration, or one that is not accepted.
+        UserError: The folder has no configuration, or an invalid one.
     """
     path = folder / CONFIG
     config = load_recipe(path)
@@ -113,7 +111,7 @@ def read_config(folder: Path) -> tuple[Config, str | None]:
         parent = yaml.load(path.read_text(), LOADER).get("parent")
     except (OSError, yaml.YAMLError, AttributeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    # Folders are moved together: what a run started from may be beside it now.
+    # Folders are often moved together: the parent may be next to this folder now.
     start = folder.parent / _last_part(config.train.start_from)
     if parent is None and config.train.start_from and (start / CONFIG).is_file():
         parent = run_id(*read_config(start))
@@ -128,7 +126,7 @@ def decisive(config: Config, parent: str | None = None) -> dict[str, Any]:
 
 
 def non_default(config: Config, parent: str | None = None) -> dict[str, Any]:
-    """Return the fields that decide what is learned and are not at their default."""
+    """Return the fields that decide what is learned and differ from their defaults."""
     usual = _defaults()
     return {
         name: value
@@ -143,18 +141,18 @@ def runtime(config: Config) -> dict[str, Any]:
 
 
 def differences(mine: Config, theirs: Config, parent: str | None = None) -> list[str]:
-    """Return the fields that decide what is learned and differ, as "name: mine, there theirs".
+    """Return the fields that decide what is learned and differ, as "name: mine, not theirs".
 
     Args:
         mine: A configuration.
         theirs: Another one.
-        parent: The identity of what ``theirs`` starts from, if it is known.
+        parent: The identity of the initial weights of ``theirs``, if it is known.
     """
     same = _last_part(mine.train.start_from) == _last_part(theirs.train.start_from)
     own = start_id(mine.train.start_from, parent if same else None)
     a, b = decisive(mine, own), decisive(theirs, parent)
     return [
-        f"{name}: {a.get(name)!r}, there {b.get(name)!r}"
+        f"{name}: {a.get(name)!r}, not {b.get(name)!r}"
         for name in a | b
         if a.get(name) != b.get(name)
     ]
@@ -171,5 +169,5 @@ def _defaults() -> dict[str, Any]:
 
 @functools.lru_cache
 def _file_id(path: Path, size: int, time: int) -> str:
-    """A hash that is computed again when the file has another size or time."""
+    """Return the hash of a file; computed again if its size or time changes."""
     return f"file:{sha256_of(path)}"

@@ -1,4 +1,4 @@
-"""What a position encoding sets in a configuration."""
+"""The fields of a configuration that a position encoding sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_ROTARY = ("none", "ape")
 
 def method_names() -> tuple[str, ...]:
     """Return all values of ``model.position``."""
-    from comrope.methods import METHODS  # it imports torch, which to list recipes does not need
+    from comrope.methods import METHODS  # imported here, because listing recipes does not need it
 
     return (*NOT_ROTARY, *METHODS)
 
@@ -27,9 +27,8 @@ def method_fields(
     Args:
         method: The position encoding, one of ``method_names()``.
         perturbation: Perturbation of the coordinates; by default that of the recipe.
-        finetuned: Whether training starts from weights with absolute positions. A rotation is then
-            added to them, and its angles start at zero. The angles of vanilla RoPE are fixed and
-            cannot.
+        finetuned: Whether training starts from weights with absolute positions. Then a rotation is
+            added, and its angles start at zero, except the fixed angles of vanilla RoPE.
 
     Raises:
         UserError: The method is unknown.

@@ -1,4 +1,4 @@
-"""Recipes: configurations in YAML files, which may be based on each other, for any method."""
+"""Recipes: configurations in YAML files, for any method. A recipe may be based on another one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["describe_fields", "load_recipe", "recipe_names", "to_yaml"]
 FILES = resources.files("comrope.experiments.config").joinpath("recipes")
 COMPOSED = re.compile(r"(?P<method>[a-z-]+)(_p(?P<perturbation>\d+(\.\d+)?))?")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
-DEEPEST = 10  # files that are based on each other
+DEEPEST = 10  # recipes in a chain of bases
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with comrope."""
+    """Return the names of comrope's recipes."""
     names = (file.name for file in FILES.iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -36,17 +36,16 @@ def load_recipe(
     """Load a configuration.
 
     Args:
-        name: A recipe that comes with comrope (``recipe_names()``), or a YAML file, such as a
-            run's config.yaml. A file states the fields that differ from the defaults, or from
-            another recipe that it names, ``base: NAME``. RECIPE_METHOD or
-            RECIPE_METHOD_pPERTURBATION is short for the next two arguments, such as
-            imagenet_comrope-ld_p1.
+        name: A recipe of comrope (``recipe_names()``), or a YAML file, such as a run's config.yaml.
+            A file contains the fields that differ from the defaults, or from the recipe in
+            ``base: NAME``. RECIPE_METHOD or RECIPE_METHOD_pPERTURBATION is short for the next two
+            arguments, such as imagenet_comrope-ld_p1.
         method: The position encoding, instead of the recipe's.
         perturbation: Perturbation of the coordinates, instead of the recipe's.
 
     Raises:
-        UserError: There is no such recipe or method, or the file cannot be read or has a field or
-            value that is not accepted.
+        UserError: There is no such recipe or method, or the file cannot be read, or a field or
+            value is invalid.
     """
     config = build_config(_tree(str(name)), f"recipe {name}: ")
     return _compose(config, method, perturbation)
@@ -57,14 +56,14 @@ def to_yaml(config: Config, parent: str | None = None) -> str:
 
     Args:
         config: The configuration.
-        parent: The identity of what it starts from, to be stored with it.
+        parent: The identity of the initial weights, to be stored with it.
     """
     about = {"schema": SCHEMA} if parent is None else {"schema": SCHEMA, "parent": parent}
     return yaml.safe_dump({**about, **to_dict(config)}, sort_keys=False)
 
 
 def describe_fields() -> str:
-    """Return a text with every field: its default, what it means, and what it accepts."""
+    """Return a text with every field: its default, its meaning, and its accepted values."""
     lines = []
     for name, field in option_fields(Config).items():
         about = field.metadata
@@ -74,10 +73,10 @@ def describe_fields() -> str:
         if about["choices"]:
             text += f" One of {', '.join(about['choices'])}."
         if about["runtime"]:
-            text += " Does not decide what is learned."
+            text += " Does not change what is learned."
         lines.append(textwrap.fill(text, 96, initial_indent="    ", subsequent_indent="    "))
     lines.append("options.NAME")
-    lines.append("    A text, number or bool for a task from outside of comrope.")
+    lines.append("    A text, number or bool for a task that is defined outside of comrope.")
     return "\n".join(lines)
 
 
@@ -89,14 +88,14 @@ def _compose(config: Config, method: str | None, perturbation: float | None) -> 
     finetuned = config.train.start_from is not None
     fields = method_fields(method, perturbation, finetuned)
     if not fields.get("train.perturbation", config.train.perturbation):
-        fields.pop("train.perturbation_per", None)  # without perturbation it decides nothing
+        fields.pop("train.perturbation_per", None)  # it has no effect without perturbation
     return config.with_overrides(fields)
 
 
 def _tree(name: str, depth: int = 0) -> dict[str, Any]:
-    """The sections of a recipe as plain values, with those of the recipe that it is based on."""
+    """Return the sections of a recipe as plain values, merged into those of its base."""
     if depth > DEEPEST:
-        raise UserError(f"recipe {name}: is based on itself")
+        raise UserError(f"recipe {name}: is based on itself; expected a base without a cycle")
     if not name.endswith((".yaml", ".yml")) and name not in recipe_names():
         return _composed_tree(name, depth)
     try:
@@ -126,7 +125,7 @@ def _text(name: str) -> str:
         return FILES.joinpath(f"{name}.yaml").read_text()
     path = Path(name)
     if not path.is_file():
-        raise UserError(f"recipe: no file {name}")
+        raise UserError(f"recipe: expected a file, {name} does not exist")
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +133,7 @@ def _text(name: str) -> str:
 
 
 def _composed_tree(name: str, depth: int) -> dict[str, Any]:
-    """The sections of RECIPE_METHOD or RECIPE_METHOD_pPERTURBATION."""
+    """Return the sections of RECIPE_METHOD or RECIPE_METHOD_pPERTURBATION."""
     bases = sorted((n for n in recipe_names() if name.startswith(f"{n}_")), key=len)
     for base in bases[-1:]:
         match = COMPOSED.fullmatch(name.removeprefix(f"{base}_"))
@@ -145,6 +144,6 @@ def _composed_tree(name: str, depth: int) -> dict[str, Any]:
             return to_dict(_compose(config, match["method"], number))
     composed = (f"{base}_{method}" for base in recipe_names() for method in method_names())
     raise UserError(
-        f"recipe: no {name!r}{suggest(name, [*recipe_names(), *composed])}; "
-        "`comrope recipes` lists them"
+        f"recipe: no recipe {name!r}{suggest(name, [*recipe_names(), *composed])}; "
+        "`comrope recipes` lists all"
     )

@@ -1,4 +1,4 @@
-"""The fields of a run: what each means, its default, and the values that it accepts."""
+"""The fields of a run: their meanings, defaults, and accepted values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "build_config",
 ]
 
-TIMM = "timm:"  # in front of a name of timm's
+TIMM = "timm:"  # prefix of names of timm's models and weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class Model:
         False, help="Whether values are rotated, in addition to queries and keys."
     )
     locality_bias: float = option(
-        0.0, help="Attention score by which heads prefer close tokens at the start; 0 for none."
+        0.0,
+        help="Initial attention score at distance zero, which decreases with the distance; 0 for "
+        "none.",
     )
     block_size: int = option(8, help="Size b of the blocks of the rotation matrices.")
     init: str = option("normal", help="Initialization of the angles.")
@@ -58,11 +60,11 @@ class Model:
     )
     tubelet: int = option(1, minimum=1, help="Frames of one patch, for clips.")
     axis_scale: tuple[float, ...] = option(
-        (), help="Factor on the coordinates, one number an axis; 0 removes the axis."
+        (), help="Factor on the coordinates, one number per axis; 0 removes the axis."
     )
     class_token: bool = option(True, help="Whether there is a class token.")
     class_position: str = option("center", help="Coordinates of the class token.")
-    global_pool: str = option("token", help="What the head sees: token, or avg for the mean.")
+    global_pool: str = option("token", help="Input of the head: token, or avg for the mean.")
     drop_path_rate: float = option(0.0, help="Rate of stochastic depth in the last layer.")
     layer_scale: float | None = option(None, help="Initial layer scale; by default there is none.")
 
@@ -93,11 +95,11 @@ class Data:
         "stop",
         choices=("stop", "skip"),
         runtime=True,
-        help="What a file that cannot be read does: stop the run, or be counted and replaced by "
-        "the next one.",
+        help="If a file cannot be read: stop the run, or skip the file, count it and load the "
+        "next one.",
     )
     cache: bool = option(
-        False, runtime=True, help="Whether images are decoded once and kept in memory."
+        False, runtime=True, help="Whether images or videos are decoded once and kept in memory."
     )
     workers: int = option(
         8, runtime=True, help="Processes that load data, for each training process."
@@ -126,9 +128,11 @@ class Augment:
     frames: str = option(
         "random",
         choices=("random", "uniform"),
-        help="Which frame of each part of a video a clip takes in training.",
+        help="Frame of each part of a video in a training clip: random, or uniform for the middle.",
     )
-    crop_pct: float = option(0.875, help="Share of the image that evaluation crops.")
+    crop_pct: float = option(
+        0.875, help="Side of the evaluation crop, as a share of the image's shorter side."
+    )
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ class Train:
         help="Samples of an optimizer step, over all processes and accumulated parts.",
     )
     accumulate: int = option(
-        1, minimum=1, runtime=True, help="Parts that a step is computed in, one after the other."
+        1, minimum=1, runtime=True, help="Parts of a step, computed one after the other."
     )
     seed: int = option(0, help="Seed of all random draws.")
     perturbation: float = option(
@@ -178,34 +182,37 @@ class Train:
     perturbation_per: str = option(
         "sample",
         choices=("sample", "batch"),
-        help="Whether each sample has a perturbation of its own, or the batch shares one.",
+        help="Whether each sample has its own perturbation, or the batch shares one.",
     )
     perturbation_axes: tuple[int, ...] = option(
-        (), help="Numbers of the axes that are perturbed; by default all."
+        (), help="Indices of the perturbed axes; by default all."
     )
     precision: str = option(
         "no", choices=("no", "bf16", "fp16"), help="Mixed precision; no for float32."
     )
     compile: bool = option(False, runtime=True, help="Whether the model is compiled.")
     ema: float | None = option(
-        None, help="Decay of averaged weights, which are then evaluated; by default no average."
+        None, help="Decay of the averaged weights that are evaluated; by default no average."
     )
     strategy: str = option(
-        "ddp", choices=("ddp", "fsdp2"), runtime=True, help="How several processes train together."
+        "ddp",
+        choices=("ddp", "fsdp2"),
+        runtime=True,
+        help="Several processes: ddp for replicated, fsdp2 for sharded models.",
     )
     device: str = option(
-        "auto", choices=("auto", "cpu"), runtime=True, help="Device: auto takes a GPU if it can."
+        "auto", choices=("auto", "cpu"), runtime=True, help="Device: auto for a GPU if available."
     )
     checkpoint_every: int = option(
-        500, minimum=1, runtime=True, help="Steps between checkpoints; the last step has one too."
+        500, minimum=1, runtime=True, help="Steps between checkpoints; there is one at the end too."
     )
-    keep: int = option(2, minimum=1, runtime=True, help="Checkpoints that are kept.")
+    keep: int = option(2, minimum=1, runtime=True, help="Number of checkpoints to keep.")
     log_every: int = option(20, minimum=1, runtime=True, help="Steps between lines of the log.")
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """What is evaluated, and when."""
+    """The views of evaluation, and how often the model is evaluated."""
 
     resolutions: tuple[int, ...] = option(
         (112, 128, 192, 224, 256, 320, 384, 448, 512),
@@ -213,15 +220,15 @@ class Evaluate:
         help="Resolutions, in pixels.",
     )
     frames: tuple[int, ...] = option(
-        (), runtime=True, help="Numbers of frames of clips, in addition to data.frames."
+        (), runtime=True, help="Numbers of frames per clip, in addition to data.frames."
     )
     spans: tuple[float, ...] = option(
-        (), runtime=True, help="Shares of a video that clips are taken from, in addition to 1."
+        (), runtime=True, help="Shares of the video that a clip covers, in addition to 1."
     )
     reversed: bool = option(
         False,
         runtime=True,
-        help="Whether clips are evaluated in reverse too, from the last frame to the first.",
+        help="Whether clips are also evaluated in reverse, from the last frame to the first.",
     )
     batch_size: int = option(
         512,
@@ -230,24 +237,26 @@ class Evaluate:
         help="Samples of a batch over all processes, at the training resolution.",
     )
     every: int = option(
-        10, runtime=True, help="Epochs between evaluations as trained; 0 for only at the end."
+        10,
+        runtime=True,
+        help="Epochs between evaluations in the training view; 0 for none before the end.",
     )
 
 
 @dataclass(frozen=True)
 class Detect:
-    """Detection: what is built around the ViT, and how images are prepared."""
+    """Detection: the detector around the ViT, and the size and scale of images."""
 
     kind: str = option(
         "mask", choices=("mask", "box"), help="Detector: mask for Mask R-CNN, box for Faster R-CNN."
     )
     image_size: int = option(
-        1024, minimum=1, help="Side of the square that images are fitted into and padded to."
+        1024, minimum=1, help="Side of the square that images are resized and padded to."
     )
     window: int = option(14, minimum=1, help="Side of an attention window, in patches.")
     scale: str = option("relative", choices=("relative", "patch"), help="Unit of the coordinates.")
     anchors: tuple[float, ...] = option(
-        (32, 64, 128, 256, 512), help="Anchor sizes in pixels, one a level of the pyramid."
+        (32, 64, 128, 256, 512), help="Anchor sizes in pixels, one per level of the pyramid."
     )
     finest_stride: int | None = option(
         None, help="Stride of the finest level, in pixels; by default a quarter of a patch."
@@ -255,12 +264,13 @@ class Detect:
     graph: bool = option(
         False,
         runtime=True,
-        help="Whether the backbone is replayed as a CUDA graph, if one GPU trains whole batches.",
+        help="Whether the backbone is replayed as a CUDA graph; only on one GPU without "
+        "train.accumulate.",
     )
     out_channels: int = option(256, minimum=1, help="Channels of every level.")
     head_channels: int = option(1024, minimum=1, help="Channels of the box head.")
-    proposals: int = option(1000, minimum=1, help="Proposals an image; twice as many in training.")
-    samples: int = option(512, minimum=1, help="Proposals an image that the heads learn from.")
+    proposals: int = option(1000, minimum=1, help="Proposals per image; twice as many in training.")
+    samples: int = option(512, minimum=1, help="Proposals per image that train the heads.")
     jitter: tuple[float, float] = option(
         (0.1, 2.0), help="Range of the scale of large-scale jitter."
     )
@@ -272,8 +282,8 @@ class Config:
 
     task: str = option(
         "",
-        help="The kind of work: a name of TASKS, or package.module:Class; by default as data.name "
-        "implies.",
+        help="The task: a name of TASKS, or package.module:Class; by default derived from "
+        "data.name.",
     )
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -282,29 +292,28 @@ class Config:
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
     detect: Detect = field(default_factory=Detect)
-    # Of a task that is defined outside of comrope, which checks them itself.
+    # Of a task that is defined outside of comrope, and checked by that task.
     options: dict[str, Scalar] = field(default_factory=dict, hash=False)
 
     def with_overrides(self, overrides: Iterable[str] | Mapping[str, Any]) -> Config:
         """Return a copy with other values of some fields.
 
         Args:
-            overrides: Texts such as "train.epochs=3", as typed on a command line, or values by
-                dotted name.
+            overrides: Texts such as "train.epochs=3" from a command line, or values by dotted name.
 
         Raises:
-            UserError: A field is unknown, or a value is not accepted.
+            UserError: A field is unknown, or a value is invalid.
         """
         if not isinstance(overrides, Mapping):
             overrides = dict(_split(text) for text in overrides)
         fields, changes = upgrade(overrides)
         for change in changes:
             warnings.warn(change, DeprecationWarning, stacklevel=2)
-        tree, known = to_dict(self), flat(self)
+        tree, own = to_dict(self), flat(self)
         for name, value in fields.items():
             section, _, key = name.partition(".")
-            if name not in known and not (section == "options" and key):
-                raise UserError(f"{name}: no such field{suggest(name, known)}")
+            if name not in own and not (section == "options" and key):
+                raise UserError(f"{name}: no such field{suggest(name, own)}")
             if key:
                 tree[section][key] = value
             else:
@@ -316,12 +325,12 @@ def build_config(tree: Mapping[str, Any], where: str = "") -> Config:
     """Build a configuration from sections with fields.
 
     Args:
-        tree: Sections, plain values by field; fields outside of any section, by name.
-        where: What comes before a field's name in a message.
+        tree: Sections with plain values by field; fields outside of any section by name.
+        where: Text before a field's name in messages.
 
     Raises:
-        UserError: A field is unknown, a value is not accepted, or two do not go together. What is
-            about one kind of data is checked by its task.
+        UserError: A field is unknown, a value is invalid, or two values contradict each other. The
+            task checks fields of its kind of data.
     """
     config: Config = build(Config, tree, where)
     train = config.train

@@ -1,4 +1,4 @@
-"""Configurations that an earlier version wrote: fields and values that have other names now."""
+"""Configurations of earlier versions: renamed and removed fields and values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from comrope.experiments.config.build import Text
 
 __all__ = ["SCHEMA", "upgrade", "upgrade_tree"]
 
-SCHEMA = 3  # of the fields; written to every run's config.yaml
+SCHEMA = 3  # version of the fields; written to every run's config.yaml
 
 
 class Upgrade(NamedTuple):
-    """How the fields of a schema become those of the next."""
+    """The changes from one schema to the next."""
 
     renamed: Mapping[str, str]  # field -> its next name
     values: Mapping[str, Mapping[str, str]]  # next name of a field -> value -> its next name
@@ -45,18 +45,19 @@ UPGRADES = {
 def upgrade(
     fields: Mapping[str, Any], schema: int = 1, where: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """Bring fields of an earlier schema to the present one.
+    """Convert fields of an earlier schema to the present one.
 
     Args:
         fields: Values by dotted name.
         schema: The schema of ``fields``.
-        where: What comes before a field's name in a message.
+        where: Text before a field's name in messages.
 
     Returns:
         The values by their present names, and a sentence for every change.
 
     Raises:
-        UserError: The schema is a later one, or a field was removed and is not at its default.
+        UserError: The schema is newer than this version, or a removed field differs from its
+            default.
     """
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
         raise UserError(
@@ -70,7 +71,7 @@ def upgrade(
 
 
 def upgrade_tree(tree: dict[str, Any], where: str = "") -> dict[str, Any]:
-    """Bring the sections of a file to the present schema; the file may state its own."""
+    """Convert the sections of a file to the present schema; "schema" in the file gives its own."""
     tree = dict(tree)
     schema = tree.pop("schema", 1)
     sections = {name: value for name, value in tree.items() if isinstance(value, dict)}

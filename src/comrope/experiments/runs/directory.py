@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and what is in it when the run is over."""
+"""The folder of a run: its configuration, result and weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "LOG",
     "RESULT",
     "WEIGHTS",
-    "claim",
+    "check_run_dir",
     "read_result",
     "read_weights",
     "write_config",
@@ -39,16 +39,16 @@ LOG, RESULT, WEIGHTS = "log.jsonl", "result.json", "model.safetensors"
 LOCK = ".lock"
 
 
-def claim(config: Config, out: Path) -> None:
-    """Raise unless ``out`` is new, empty, or holds a run of this very configuration."""
+def check_run_dir(config: Config, out: Path) -> None:
+    """Raise unless ``out`` is new, empty, or contains a run of the same configuration."""
     if out.exists() and not out.is_dir():
         raise UserError(f"out: {out} is a file, expected a folder")
     if not out.exists() or all(path.name.startswith(".") for path in out.iterdir()):
-        return  # a first writing that was cut off leaves a hidden file
+        return  # an interrupted first write leaves a hidden file
     if not (out / CONFIG).is_file():
         raise UserError(f"out: {out} holds something else than a run; nothing was changed")
     if not (out / RESULT).exists() and not any((out / "checkpoints").glob("step-*")):
-        return  # it stopped before there was anything to lose
+        return  # it stopped before its first checkpoint
     if different := differences(config, *read_config(out)):
         raise UserError(
             f"out: {out} holds another run ({'; '.join(different[:5])}); nothing was changed. "
@@ -57,36 +57,36 @@ def claim(config: Config, out: Path) -> None:
 
 
 def write_config(out: Path, config: Config) -> None:
-    """Write the configuration of a run, with the identity of what it starts from.
+    """Write the configuration of a run, with the identity of its initial weights.
 
-    What it starts from may be gone when the run is resumed; then the stored identity stays.
+    If these weights no longer exist when a run is resumed, the stored identity is kept.
     """
-    start, known = config.train.start_from, None
+    start, stored = config.train.start_from, None
     if (out / CONFIG).is_file():
-        stored, parent = read_config(out)
-        known = parent if stored.train.start_from == start else None
-    write_text(out / CONFIG, to_yaml(config, start_id(start, known)))
+        before, parent = read_config(out)
+        stored = parent if before.train.start_from == start else None
+    write_text(out / CONFIG, to_yaml(config, start_id(start, stored)))
 
 
 def read_result(out: Path) -> dict[str, Any] | None:
-    """The result of a finished run, None of any other."""
+    """Return the result of a finished run; None for other folders."""
     try:
         return dict(json.loads((out / RESULT).read_text()))
     except FileNotFoundError:
         return None
     except ValueError:
         raise UserError(
-            f"{out / RESULT}: is not JSON; remove it to evaluate the run again"
+            f"{out / RESULT}: expected JSON; remove the file to evaluate the run again"
         ) from None
 
 
 def read_weights(out: Path, label: str = "run") -> tuple[Config, dict[str, Tensor]]:
-    """Of a finished run: its configuration, and the weights that were evaluated."""
+    """Return the configuration and the evaluated weights of a finished run."""
     weights = out / WEIGHTS
     if str(out).startswith("@"):
         raise UserError(
-            f"{label}: {out} is a stored run, whose weights are not kept; train it with `comrope "
-            f"train {out} --out FOLDER`, and give that folder"
+            f"{label}: {out} is a stored run without weights; train it with `comrope train {out} "
+            "--out FOLDER`, and pass that folder"
         )
     if not (out / CONFIG).is_file():
         raise UserError(f"{label}: {out} holds no run (no {CONFIG})")

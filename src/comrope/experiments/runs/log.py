@@ -15,7 +15,7 @@ __all__ = ["Log", "read_log"]
 
 
 class Log:
-    """Append records of a run; drop records of steps that a resume repeats."""
+    """Append records of a run; a resume removes the records of the steps that it repeats."""
 
     def __init__(self, folder: Path, *, resume_from: int) -> None:
         self.path = folder / LOG
@@ -40,7 +40,7 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log, without a last line that a kill cut off."""
+    """Return the records of a log, without an incomplete last line."""
     records = []
     for line in path.read_text().splitlines():
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What is kept of a finished run: one record, one line of JSON."""
+"""Records of finished runs: one run, one line of JSON."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from comrope.experiments.runs.log import read_log
 
 __all__ = ["START", "Record", "describe", "merge", "recipe_of", "record_of"]
 
-MOST_LOSSES = 20  # of a run
-DIGITS = 4  # of a loss
+MOST_LOSSES = 20  # per run
+DIGITS = 4  # per loss
 START = "train.start_from"
 
 
@@ -42,20 +42,19 @@ class Record:
 
     Attributes:
         id: Its identity.
-        name: Its name as a folder; the identity is at the end.
-        fields: The fields that decide what was learned and are not at their default. What it
-            starts from is "@ID" for another run.
-        runtime: The other fields that are not at their default.
+        name: The name of its folder, which ends with the identity.
+        fields: The fields that decide what was learned and differ from their defaults.
+            "train.start_from" is "@ID" for another run.
+        runtime: The other fields that differ from their defaults.
         result: Its result.json.
-        evaluations: Evaluations during training, as the log has them.
-        measured: What studies measured of the trained model, by name.
-        losses: Steps with their losses, a few.
-        recipe: The family of recipes that it belongs to, and the file of a store.
-        legacy: The name that its folder had in the first schema.
+        evaluations: Evaluations during training, from its log.
+        measured: Results of studies that measured the trained model, by name.
+        losses: At most ``MOST_LOSSES`` pairs of step and loss.
+        recipe: Its family of recipes, which names its file in a store.
+        legacy: The name of its folder in the first schema.
         schema: The schema of its fields.
-        code: The version of comrope that trained it, if it is known.
-        folder: The folder of the run, with its weights if they are kept; None in a store of text
-            files.
+        code: The version of comrope that trained it, if known.
+        folder: The folder of the run, which may have its weights; None in a store of text files.
     """
 
     id: str
@@ -74,18 +73,18 @@ class Record:
 
     @property
     def config(self) -> Config:
-        """Its configuration."""
+        """The configuration of the run."""
         fields, _ = upgrade({**self.fields, **self.runtime}, self.schema, f"run {self.id}: ")
         return Config().with_overrides(fields)
 
     @property
     def parent(self) -> str | None:
-        """The identity of the run that it starts from, if it starts from one."""
+        """The identity of the run whose weights it starts from; None without one."""
         start = self.fields.get(START, "")
         return start[1:] if start.startswith("@") and ":" not in start else None
 
     def to_json(self) -> str:
-        """Return one line."""
+        """Return the record as one line of JSON."""
         about = {
             "schema": self.schema,
             "id": self.id,
@@ -105,10 +104,10 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> Record:
-        """Read one line.
+        """Read a record from one line of JSON.
 
         Raises:
-            ValueError: It is no record.
+            ValueError: The line is not a record.
         """
         about = json.loads(line)
         try:
@@ -127,7 +126,7 @@ class Record:
                 code=about["code"],
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"is no run (no {error})") from None
+            raise ValueError(f"expected a record of a run, it has no {error}") from None
 
 
 def record_of(folder: Path, parent: str | None = None) -> Record | None:
@@ -135,7 +134,7 @@ def record_of(folder: Path, parent: str | None = None) -> Record | None:
 
     Args:
         folder: The folder.
-        parent: The identity of what the run starts from, if the folder does not have it.
+        parent: The identity of the initial weights, if the folder does not contain it.
     """
     if not (folder / CONFIG).is_file() or (result := read_result(folder)) is None:
         return None
@@ -163,7 +162,7 @@ def record_of(folder: Path, parent: str | None = None) -> Record | None:
 
 
 def recipe_of(config: Config) -> str:
-    """Return the family of recipes that a configuration is closest to, of those with its data."""
+    """Return the family of the most similar recipe, among those with the same data."""
     found = [
         (len(differences(config, recipe)), name)
         for name, recipe in _recipes().items()
@@ -174,50 +173,50 @@ def recipe_of(config: Config) -> str:
 
 
 def describe(record: Record) -> str:
-    """Return a text for people: everything but the curves, in YAML."""
+    """Return a record as YAML, without losses and evaluations."""
     about = _without(json.loads(record.to_json()), "loss", "evaluations")
     about["measured"] = [*record.measured]
     return yaml.safe_dump(about, sort_keys=False, default_flow_style=None, width=100)
 
 
-def merge(known: Record, other: Record) -> Record:
-    """Return what two records say of the same run: views and measurements of both.
+def merge(stored: Record, other: Record) -> Record:
+    """Merge two records of the same run: the views and measurements of both.
 
     Raises:
         UserError: They have different results.
     """
-    if _extends(other.result, known.result):
+    if _extends(other.result, stored.result):
         more = other
-    elif _extends(known.result, other.result):
-        more = known
+    elif _extends(stored.result, other.result):
+        more = stored
     else:
         wrong = [
             name
             for name, value in other.result.items()
-            if not _extends(value, known.result.get(name, value))
+            if not _extends(value, stored.result.get(name, value))
         ]
         raise UserError(
-            f"run {known.id}: expected the result that is stored, got another {', '.join(wrong)}; "
+            f"run {stored.id}: expected the stored result, got another {', '.join(wrong)}; "
             "--replace stores the new one"
         )
-    return replace(more, measured=known.measured | other.measured, legacy=known.legacy)
+    return replace(more, measured=stored.measured | other.measured, legacy=stored.legacy)
 
 
 def _extends(more: Any, less: Any) -> bool:
-    """Whether a result says what another one says, of the same views or others too."""
+    """Return whether a result contains all values of another one."""
     if isinstance(more, dict) and isinstance(less, dict):
         return all(name in more and _extends(more[name], value) for name, value in less.items())
     return bool(more == less)
 
 
 def _measured(folder: Path) -> dict[str, Any]:
-    """Files beside the result, by the name of the file."""
+    """Return the content of the JSON files other than the result, by name."""
     files = (file for file in sorted(folder.glob("*.json")) if file.name != RESULT)
     return {file.stem: json.loads(file.read_text()) for file in files}
 
 
 def _losses(log: list[dict[str, Any]]) -> list[list[float]]:
-    """A few points of the curve, the last one among them."""
+    """Return a few points of the loss curve, including the last one."""
     points = [[r["step"], float(f"{r['loss']:.{DIGITS}g}")] for r in log if r["event"] == "train"]
     every = -(-len(points) // MOST_LOSSES) or 1
     return points[::-1][::every][::-1]

@@ -1,4 +1,4 @@
-"""Finished runs, by identity: in folders as training leaves them, or in a few text files."""
+"""Finished runs by identity: in the folders of training, or in a few text files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "records_in",
 ]
 
-ARCHIVE = "archive"  # in a store: runs that no study plans
-RESULTS = Path("results")  # the store where none is named
+ARCHIVE = "archive"  # folder in a store: runs that no study plans
+RESULTS = Path("results")  # the default store
 
 
 class RunStore(Protocol):
@@ -43,12 +43,12 @@ class RunStore(Protocol):
         ...
 
     def find(self, config: Config) -> Record | None:
-        """Return the run of a configuration, if it is finished."""
+        """Return the finished run of a configuration, or None."""
         ...
 
 
 class FolderStore:
-    """A folder of runs, each a folder of its own, whatever it is called."""
+    """A folder with one folder per run; the names of these folders do not matter."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class FolderStore:
         return record_of(self.folder(config))
 
     def folder(self, config: Config) -> Path:
-        """Return where the run of a configuration is, or where it belongs if there is none."""
+        """Return the folder of the run of a configuration, whether it exists or not."""
         usual = self.path / run_name(config)
         return usual if usual.is_dir() else self._folders.get(run_id(config), usual)
 
@@ -74,16 +74,16 @@ class FolderStore:
         """Folders with a configuration, by the identity of the run."""
         found = {}
         for file in sorted(self.path.glob(f"*/{CONFIG}")):
-            with contextlib.suppress(UserError):  # such as one with a field that was removed
+            with contextlib.suppress(UserError):  # for example a removed field
                 found[run_id(*read_config(file.parent))] = file.parent
         return found
 
 
 class JsonlStore:
-    """A folder of JSON lines, one file a family of recipes, one line a run.
+    """A folder of JSON lines: one file per family of recipes, one line per run.
 
     Args:
-        path: The folder. It need not exist before something is added.
+        path: The folder. ``add`` creates it if needed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,11 +103,11 @@ class JsonlStore:
         """Return one run.
 
         Args:
-            text: Its identity or the beginning of it, its name, or the name that it had in the
-                first schema. Archived runs are found, too.
+            text: Its identity or the beginning of the identity, its name, or its name in the first
+                schema. Archived runs are included.
 
         Raises:
-            UserError: There is none, or several begin so.
+            UserError: No run matches, or several.
         """
         every = self.records() + JsonlStore(self.path / ARCHIVE).records()
         exact = [r for r in every if text in (r.id, r.name, r.legacy)]
@@ -116,28 +116,28 @@ class JsonlStore:
             names = ", ".join(r.id for r in found[:5])
             raise UserError(
                 f"run: expected the identity or name of a run in {self.path}, got {text!r}, "
-                + (f"which {names} begin with" if found else "which is none of them")
+                + (f"which matches {names}" if found else "which matches none")
             )
         return found[0]
 
     def add(self, records: Iterable[Record], *, replace: bool = False) -> list[Record]:
-        """Store runs; what is known of one is merged with what is new.
+        """Store runs; merge them with stored records of the same runs.
 
         Args:
             records: The runs.
-            replace: Whether a new result takes the place of another one of the same run.
+            replace: Whether a new result replaces a different stored one of the same run.
 
         Returns:
-            The runs of which something was new.
+            The runs that are new or changed.
 
         Raises:
             UserError: A run is stored with another result, or a file cannot be written.
         """
         every, changed = dict(self._records), []
         for record in records:
-            known = every.get(record.id)
-            new = record if known is None or replace else merge(known, record)
-            if new != known:
+            stored = every.get(record.id)
+            new = record if stored is None or replace else merge(stored, record)
+            if new != stored:
                 every[record.id] = new
                 changed.append(new)
         families = {record.recipe for record in changed}
@@ -163,7 +163,7 @@ class JsonlStore:
 
 
 class Stores:
-    """Several stores as one; the first that has a run answers."""
+    """Several stores as one; a run is taken from the first store that has it."""
 
     def __init__(self, *stores: RunStore) -> None:
         self.stores = stores
@@ -209,18 +209,19 @@ def load_config(name: str, method: str | None = None, perturbation: float | None
     """Load a recipe, or the configuration of a stored run.
 
     Args:
-        name: What ``load_recipe`` takes; or "@ID" for a run in the folder ``results``, or
-            "@STORE/ID".
-        method: See ``load_recipe``. A stored run has its own.
-        perturbation: See ``load_recipe``. A stored run has its own.
+        name: As in ``load_recipe``; or "@ID" for a run in the folder ``results``, or "@STORE/ID".
+        method: As in ``load_recipe``; not for stored runs.
+        perturbation: As in ``load_recipe``; not for stored runs.
 
     Raises:
-        UserError: There is no such recipe or run, or a stored run is given another method.
+        UserError: There is no such recipe or run, or a method is given for a stored run.
     """
     if not name.startswith("@"):
         return load_recipe(name, method, perturbation)
     if method is not None or perturbation is not None:
-        raise UserError(f"method: expected none with {name}, which is a run with its own")
+        raise UserError(
+            f"method, perturbation: expected none with {name}, because a stored run sets them"
+        )
     folder, _, text = name.removeprefix("@").rpartition("/")
     return JsonlStore(Path(folder) if folder else RESULTS).get(text).config
 

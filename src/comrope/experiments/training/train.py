@@ -22,7 +22,7 @@ from comrope.experiments.runs.directory import (
     LOCK,
     LOG,
     WEIGHTS,
-    claim,
+    check_run_dir,
     read_result,
     write_config,
     write_result,
@@ -54,7 +54,7 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
     task = task_of(config)
     start_server(config.data.workers)  # before this process uses a GPU
     accelerator = create_accelerator(config.train.device)
-    claim(config, out)
+    check_run_dir(config, out)
     if broadcast(accelerator, read_result(out) is not None):
         return _add_views(task, out, accelerator, progress)
     folder = RunFolder(out, keep=config.train.keep, is_main=accelerator.is_main_process)
