@@ -1,1 +1,1 @@
-"""Data sets, transforms and batches. Classes here take plain arguments, never a configuration."""
+"""Data sets, transforms and batches. Arguments are plain values, never a configuration."""

@@ -1,8 +1,7 @@
-"""Which samples meet in a batch: a function of seed, epoch and step alone.
+"""The samples of every batch: a function of seed, epoch and step.
 
-The order of an epoch is drawn for the whole training run, and every process takes its share of
-every batch. So the same samples meet in a step, augmented in the same way, whatever the number of
-processes.
+All processes draw the same order of an epoch, and every process loads its share of every batch. So
+the samples of a step and their augmentations do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from comrope.experiments.data.workers import create_loader, end, start
 
 __all__ = ["IGNORED", "AnyBatch", "Batch", "Key", "Source", "TrainBatches", "Validation", "View"]
 
-IGNORED = -1  # the target of a sample that only fills a batch
+IGNORED = -1  # the target of a padding sample
 
 
 class Source(Protocol):
@@ -30,11 +29,11 @@ class Source(Protocol):
 
 
 class View(Protocol):
-    """How the samples of a validation set are presented: a hashable tuple, such as a resolution."""
+    """The form of validation samples: a hashable tuple, for example of a resolution."""
 
     @property
     def size(self) -> int:
-        """Elements of one sample, such as pixels: the larger, the fewer samples in a batch."""
+        """Elements of one sample, such as pixels; the batch size is inversely proportional."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -42,8 +41,8 @@ class View(Protocol):
 class Key(NamedTuple):
     """One sample of one epoch.
 
-    ``place`` in the epoch distinguishes the repeated augmentations of a sample; -1 marks a sample
-    that only fills a batch.
+    ``place`` is the index in the epoch, which distinguishes repeated augmentations of a sample; -1
+    marks padding.
     """
 
     epoch: int
@@ -53,15 +52,15 @@ class Key(NamedTuple):
 
 
 class AnyBatch(Protocol):
-    """What training and evaluation require of every batch."""
+    """The attributes of a batch that training and evaluation require."""
 
     @property
     def unreadable(self) -> Sequence[str]:
-        """The names of samples that were skipped."""
+        """The names of skipped samples."""
 
     @property
     def fatal(self) -> str | None:
-        """Why the run must stop: raised in the training process, not in a loading process."""
+        """An error that stops the run; the training process raises it, not the loading process."""
 
 
 class Batch(NamedTuple):
@@ -77,16 +76,17 @@ class Batch(NamedTuple):
 
 
 class TrainBatches:
-    """The keys of this process's batches, part after part of every step, from ``start`` on.
+    """The keys of this process's batches: all parts of every step, from step ``start`` on.
 
     Args:
         size: Samples of the training set.
         batch_size: Samples of a step, over all processes and parts.
-        epochs: How often the training set is gone through.
-        seed: Decides the order.
-        parts: Batches whose gradients are added up in a step.
-        repeats: Repeated augmentation: an epoch has 1/repeats of the samples, each so many times.
-        process, processes: The number of this process, and how many there are.
+        epochs: Passes over the training set.
+        seed: Determines the order.
+        parts: Batches whose gradients are accumulated in a step.
+        repeats: Repeated augmentation: an epoch has 1/repeats of the samples, each ``repeats``
+            times.
+        process, processes: The index of this process, and the number of processes.
         start: The first step.
     """
 
@@ -142,7 +142,7 @@ class TrainBatches:
 
 
 class ByView(Dataset[Any]):
-    """The validation set in any view: a key names the view."""
+    """The validation set in any view, which the key contains."""
 
     def __init__(self, dataset: Callable[[Any], Dataset[Any]]) -> None:
         self.dataset = dataset
@@ -158,17 +158,17 @@ class ByView(Dataset[Any]):
 class Validation:
     """This process's share of the validation set, in any view.
 
-    The loading processes are started once, for all views, and stay until ``close``.
+    The loading processes are started once for all views, and end with ``close``.
 
     Args:
         source: The samples.
-        dataset: From a view to the data set of all samples in it, by ``Key``.
-        collate: From a list of its items to a batch.
-        training_view: The view of training; ``batch_size`` is that of batches in it.
-        batch_size: Samples of a batch over all processes. Views of larger samples get fewer.
-        process, processes: The number of this process, and how many there are.
+        dataset: Function from a view to the data set of all samples in that view, by ``Key``.
+        collate: Function from a list of items to a batch.
+        training_view: The view that ``batch_size`` refers to.
+        batch_size: Samples of a batch over all processes; fewer in views of larger samples.
+        process, processes: The index of this process, and the number of processes.
         workers: Loading processes.
-        pin_memory: Whether batches are put into memory that a GPU copies from.
+        pin_memory: Whether batches are in pinned memory, for copies to a GPU.
     """
 
     def __init__(
@@ -202,9 +202,9 @@ class Validation:
         return len(self.source)
 
     def batches(self, view: View) -> Iterator[Any]:
-        """Return the batches of all samples in order, equally many in every process.
+        """Return the batches of all samples in order, the same number in every process.
 
-        What is left of an earlier view is dropped.
+        The remaining batches of an earlier view are dropped.
         """
         self.keys[:] = self._keys(view)
         self.started = start(self.loader)
@@ -213,7 +213,7 @@ class Validation:
     def close(self) -> None:
         """End the loading processes."""
         end(self.started)
-        self.loader._iterator = None  # else torch would use it again
+        self.loader._iterator = None  # otherwise torch would reuse it
 
     def _keys(self, view: View) -> list[list[Key]]:
         samples, batch, processes = len(self), self.batch_size, self.processes

@@ -1,6 +1,6 @@
-"""Images with boxes, both augmented by one draw, a function of seed, epoch and place.
+"""Images with boxes. One draw augments both, a function of seed, epoch and place.
 
-Training images are squares of ``image_size``, cut from or padded around the image at a random scale
+Training images are squares of ``image_size``: the image at a random scale, cropped or padded
 (large-scale jitter). Evaluation images are unchanged: the detector resizes them.
 """
 
@@ -26,7 +26,7 @@ from comrope.experiments.data.scenes import Scenes
 
 __all__ = ["BoxBatch", "BoxDataset", "BoxSource", "collate_boxes", "open_boxes"]
 
-MIN_SIDE = 1.0  # of a box that is trained on, in pixels after augmentation
+MIN_SIDE = 1.0  # of a training box, in pixels after augmentation
 
 
 class BoxSource(Protocol):
@@ -39,7 +39,7 @@ class BoxSource(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """Return what to call image ``index`` in a message."""
+        """Return the name of image ``index`` for messages."""
 
     def load(self, index: int) -> tuple[Image.Image, Target]:
         """Return the image and its boxes; raise any error if it cannot be read."""
@@ -55,16 +55,16 @@ def open_boxes(
     masks: bool = False,
     train: bool = True,
 ) -> list[BoxSource]:
-    """Open the training and the validation split, or the latter alone, and check them.
+    """Open the training and the validation split, or only the latter, and check them.
 
     Args:
         name: "coco" or "scenes".
         root: The folder of the data set.
         splits: The names of the two splits.
-        num_classes: How many classes each must have.
+        num_classes: Number of classes that each split must have.
         mode: Pillow's name of the channels, "RGB" or "L".
-        masks: Whether the outlines are needed too.
-        train: Open both splits.
+        masks: Whether masks are needed.
+        train: Whether both splits are opened.
     """
     for package in ("torchvision", "pycocotools"):
         if importlib.util.find_spec(package) is None:
@@ -75,9 +75,7 @@ def open_boxes(
     opened: list[BoxSource]
     if name == "scenes":
         if masks:
-            raise UserError(
-                "detect.kind: scenes have no outlines to learn masks from; expected box"
-            )
+            raise UserError("detect.kind: scenes have no masks; expected box")
         opened = [Scenes(train=part) for part in ((True, False) if train else (False,))]
     elif name == "coco":
         folder = require_root(root)
@@ -89,24 +87,26 @@ def open_boxes(
         check_classes(len(source.classes), num_classes, root or name)
         if source.category_ids != opened[0].category_ids:
             raise UserError(
-                f"data.root: {root}: splits {splits[0]!r} and {splits[1]!r} have other categories"
+                f"data.root: {root}: splits {splits[0]!r} and {splits[1]!r} differ in categories"
             )
         if not any(not a["iscrowd"] for a in source.truth["annotations"]):
-            raise UserError(f"data.root: {root}: a split has no box to find")
+            raise UserError(f"data.root: {root}: expected boxes in every split, one has none")
     if train:
         if isinstance(opened[0], Coco) and not len(opened[0].labels):
-            raise UserError(f"data.root: {root}: no box of split {splits[0]!r} is in its image")
-        opened[0].truth = {}  # not needed again, and COCO's is gigabytes
+            raise UserError(
+                f"data.root: {root}: expected boxes inside of images, split {splits[0]!r} has none"
+            )
+        opened[0].truth = {}  # no longer needed, and gigabytes for COCO
     return opened
 
 
 class BoxBatch(NamedTuple):
-    """Images and their boxes, in few tensors: between processes each tensor is an open file."""
+    """Images and boxes, in few tensors: a tensor sent between processes needs an open file."""
 
     images: Tensor | list[Tensor]  # uint8, (B, C, H, W), or of several sizes
     parts: dict[str, Tensor]  # boxes (n, 4), labels (n,) and masks (n, H, W), image after image
     counts: list[int]  # boxes of each image
-    image_ids: list[int]  # IGNORED of what only fills a batch
+    image_ids: list[int]  # IGNORED for padding
     unreadable: list[str]
     fatal: str | None
 
@@ -122,17 +122,17 @@ class BoxBatch(NamedTuple):
 
 
 class BoxDataset(ImageDataset):
-    """A source behind its augmentation; ``Item.image`` is an image, its boxes and its id.
+    """A source with augmentation; ``Item.image`` is an image, its boxes and its id.
 
     Args:
         source: A ``BoxSource``.
         image_size: Side of the square that training images are cut to, in pixels.
-        jitter: Least and largest scale of a training image, relative to the one that fits.
+        jitter: Smallest and largest scale of a training image, relative to the one that fits.
         hflip: Probability of a horizontal flip.
-        fill: What is around a training image, a value in [0, 1] a channel.
-        masks: Whether outlines become masks.
-        training: Augment; otherwise images are unchanged.
-        options: As ``ImageDataset`` takes them.
+        fill: Padding of a training image, one value in [0, 1] per channel.
+        masks: Whether masks are returned.
+        training: Whether images are augmented.
+        options: Options of ``ImageDataset``.
     """
 
     def __init__(
@@ -186,13 +186,13 @@ class BoxDataset(ImageDataset):
         return plain.pop("image"), {**plain, "labels": labels}, target.image_id
 
     def _jittered(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts flipped or not, at a random scale, cut or padded to the square."""
+        """Return the parts with a random flip and scale, cropped or padded to the square."""
         from torchvision.transforms.v2 import functional as F
 
         side = self.image_size
         height, width = parts["image"].shape[-2:]
         scale = side / max(height, width) * random.uniform(*self.jitter)
-        # Cut out what will be in the square first: the rest need not be resized.
+        # Crop to the part that will be in the square first, so that less is resized.
         kept = [min(size, max(1, round(side / scale))) for size in (height, width)]
         top, left = (
             random.randint(0, size - k) for size, k in zip((height, width), kept, strict=True)

@@ -1,4 +1,4 @@
-"""Decoded pixels in memory that all loading processes share."""
+"""Decoded pixels in memory that is shared by all loading processes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from comrope.experiments.common.errors import UserError
 
 __all__ = ["SIDE_BY_SIDE", "PixelCache", "available_memory"]
 
-SAMPLE = 32  # items, spread over all, from which the memory of all is estimated
+SAMPLE = 32  # items from which the memory of all items is estimated
 SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # environment variable: runs that share this machine's memory
 MAX_SHARE = 0.8  # of the available memory: training needs the rest
 
 
 class PixelCache:
-    """The pictures of many items, decoded once: one of an image, several of a video.
+    """The pictures of many items, decoded once: one per image, several per video.
 
-    They are in a file without a name that grows as pictures come. A loading process gets the file,
-    not its content. (torch's shared memory is in /dev/shm, which containers keep small.)
+    They are stored in a file without a name. A loading process gets the file, not its content.
+    (torch's shared memory is in /dev/shm, which is small in containers.)
 
     Args:
         count: Number of items.
-        decode: From the number of an item to a number that is kept with it and its pictures,
-            (H, W) or (H, W, C), uint8. Its error is kept instead, and raised by ``load``.
-        items: What to call the items in a message: "images".
+        decode: Function from the index of an item to a number, such as its class, and its
+            pictures, (H, W) or (H, W, C), uint8. An error is stored too, and raised by ``load``.
+        items: Name of the items in messages, such as "images".
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PixelCache:
         self._map()
 
     def load(self, index: int) -> tuple[int, int]:
-        """Return the number that is kept with an item, and how many pictures it has.
+        """Return the number that is stored with an item, and the number of its pictures.
 
         Raises:
             ValueError: The item could not be decoded.
@@ -104,8 +104,8 @@ class PixelCache:
         self.places = tables[3 * self.count :].reshape(-1, 4)
 
     def __getstate__(self) -> dict[str, Any]:
-        known = {"count": self.count, "size": self.size, "errors": self.errors}
-        return {**known, "file": reduction.DupFd(self.file.fileno())}
+        plain = {"count": self.count, "size": self.size, "errors": self.errors}
+        return {**plain, "file": reduction.DupFd(self.file.fileno())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.count, self.size, self.errors = state["count"], state["size"], state["errors"]
@@ -120,8 +120,8 @@ def _memory_file() -> BinaryIO:
 
 
 def _check_memory(each: float, count: int, items: str) -> None:
-    """Raise unless all items fit into memory, if they are as large as those measured."""
-    # Every process keeps all items: those of a run, and of the runs at the same time (launch.py).
+    """Raise unless all items fit into memory, at the mean size of the measured ones."""
+    # Every process of a run keeps all items, and several runs may share the machine (launch.py).
     names = ("LOCAL_WORLD_SIZE", SIDE_BY_SIDE)
     processes = math.prod(int(os.environ.get(name, "1")) for name in names)
     needed, available = each * count * processes, available_memory()
@@ -134,7 +134,7 @@ def _check_memory(each: float, count: int, items: str) -> None:
 
 
 def available_memory() -> int:
-    """Return the bytes that are available; in a container at most its limit."""
+    """Return the available bytes, in a container at most its limit."""
     import psutil
 
     available = int(psutil.virtual_memory().available)

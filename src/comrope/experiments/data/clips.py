@@ -1,4 +1,4 @@
-"""Clips: which frames of a video make one, and moving shapes, made on the fly."""
+"""Clips: the frames that are chosen from a video, and generated clips of moving shapes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["Choose", "Clips", "Moving", "Reading", "check_count", "frame_numbers
 
 MOVING_CLIPS = {"train": 1024, "val": 256}
 
-Choose = Callable[[int], Sequence[int]]  # from a number of frames to ascending frame numbers
+Choose = Callable[[int], Sequence[int]]  # function from a number of frames to ascending indices
 
 
 def frame_numbers(
     count: int, frames: int, *, span: float = 1.0, rng: random.Random | None = None
 ) -> list[int]:
-    """Choose the frames of a clip: ascending numbers, some twice if the video is short.
+    """Choose the frames of a clip: ascending indices, some of them twice if the video is short.
 
-    A stretch of the video is cut into ``frames`` equal segments, and one frame is taken of each.
+    A part of the video is divided into ``frames`` equal segments, with one frame from each.
 
     Args:
         count: Frames of the video.
         frames: Frames of the clip.
-        span: Length of the stretch, as a part of the video.
-        rng: Draws the stretch and the frame of each segment; without it both are the middle ones.
+        span: Length of the part, as a share of the video.
+        rng: Draws the part and the frame of each segment; without it both are the middle ones.
     """
     if min(count, frames) < 1 or not 0 < span <= 1:
         raise ValueError(
-            "count, frames, span: expected at least 1, at least 1 and a part of 1, got "
+            "count, frames, span: expected at least 1, at least 1 and a share in (0, 1], got "
             f"{count}, {frames} and {span}"
         )
     length = max(1, round(span * count))
@@ -45,17 +45,17 @@ def frame_numbers(
     start = rng.randrange(count - length + 1)
     edges = [start + k * length // frames for k in range(frames + 1)]
     numbers = [rng.randrange(a, max(a + 1, b)) for a, b in itertools.pairwise(edges)]
-    # Edges are rounded down; half of the time up, so that neither direction of time is special.
+    # Edges are rounded down, in half of the draws up, so that no direction of time is preferred.
     return numbers if rng.randrange(2) else [count - 1 - n for n in reversed(numbers)]
 
 
 class Reading(NamedTuple):
-    """The chosen frames of a video, as far as they could be read."""
+    """The chosen frames of a video that could be read."""
 
-    claimed: int  # frames of the video by its header, which may be wrong
-    numbers: Sequence[int]  # of the chosen frames
-    frames: dict[int, np.ndarray]  # the existing ones by number: (H, W) or (H, W, C), uint8
-    seen: int  # existing frames up to the last of the numbers
+    claimed: int  # frames of the video according to its header, which may be wrong
+    numbers: Sequence[int]  # indices of the chosen frames
+    frames: dict[int, np.ndarray]  # existing frames by index: (H, W) or (H, W, C), uint8
+    seen: int  # existing frames up to the last index
 
 
 class Clips(ABC):
@@ -68,20 +68,20 @@ class Clips(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return what to call clip ``index`` in a message."""
+        """Return the name of clip ``index`` for messages."""
 
     @abstractmethod
     def target(self, index: int) -> int:
-        """Return its class."""
+        """Return the class of clip ``index``."""
 
     @abstractmethod
     def read(self, index: int, choose: Choose) -> Reading:
-        """Read the chosen of the frames that its header claims; raise any error if it has none."""
+        """Read the frames chosen by the header's number; raise any error if there are none."""
 
     def load(self, index: int, choose: Choose) -> tuple[list[np.ndarray], int]:
         """Return the chosen frames and the class; raise any error if they cannot be read.
 
-        A header may be wrong by a few frames. Then the choice is made again among the existing.
+        If the header is wrong by a few frames, the frames are chosen again among the existing ones.
         """
         found = self.read(index, choose)
         claimed, seen = found.claimed, found.seen
@@ -94,7 +94,7 @@ class Clips(ABC):
 
 
 class Moving(Clips):
-    """Shapes that move left or right, made on the fly: only the order of frames tells which."""
+    """Generated shapes that move left or right: only the order of frames shows the direction."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Moving(Clips):
         self.part = "train" if train else "val"
         self.clips = MOVING_CLIPS[self.part] if clips is None else clips
         if self.clips < 2 or self.clips % 2:
-            raise ValueError(f"clips: expected an even number, half a class, got {self.clips}")
+            raise ValueError(f"clips: expected an even number, half per class, got {self.clips}")
         self.mode, self.frames, self.size = mode, frames_available, size
         self.classes = ["left", "right"]
 
@@ -132,7 +132,7 @@ class Moving(Clips):
 def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> np.ndarray:
     """Return a shape that moves right (direction 1) or left (-1): (frames, size, size, 3), uint8.
 
-    The two clips of a seed are each other's reversal, their noise included.
+    The two clips of a seed are the reverse of each other, including their noise.
     """
     if direction not in (-1, 1) or frames < 2 or size < 8:
         raise ValueError(
@@ -142,9 +142,9 @@ def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> 
     rng = np.random.default_rng(seed)
     radius = rng.uniform(size / 10, size / 6)
     margin = radius + 0.5  # half a pixel of soft edge
-    room = size - 1 - 2 * margin
-    travel = rng.uniform(0.25, 0.75) * room
-    x = margin + rng.uniform(0, room - travel) + travel * np.linspace(0, 1, frames)
+    width = size - 1 - 2 * margin
+    travel = rng.uniform(0.25, 0.75) * width
+    x = margin + rng.uniform(0, width - travel) + travel * np.linspace(0, 1, frames)
     y = (size - 1) / 2 + rng.uniform(-0.15, 0.15) * size
     dx = np.arange(size) - x[:, None, None]  # (frames, 1, size)
     dy = np.arange(size)[:, None] - y  # (size, 1)
@@ -162,4 +162,4 @@ def moving_clip(seed: int, direction: int, frames: int = 16, size: int = 24) -> 
 def check_count(count: int) -> None:
     """Raise unless a video has enough frames for a clip."""
     if count < 2:
-        raise ValueError("one frame is no clip" if count else "no frames")
+        raise ValueError("one frame, expected at least two" if count else "no frames")

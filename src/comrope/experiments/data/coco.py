@@ -26,17 +26,17 @@ class Target(NamedTuple):
     boxes: Tensor  # (n, 4), float32: left, top, right, bottom, in pixels
     labels: Tensor  # (n,)
     image_id: int
-    outlines: list[Any]  # of each box COCO's compressed run lengths, if masks are learned
+    outlines: list[Any]  # masks as COCO's compressed run lengths, one per box; empty without masks
 
 
 class Coco:
-    """``root/SPLIT`` with images and ``root/annotations/instances_SPLIT.json``.
+    """Images in ``root/SPLIT``, boxes in ``root/annotations/instances_SPLIT.json``.
 
-    Boxes are cut off at the edges of their image. Boxes outside of it and crowds are not trained
-    on; ``left_out`` counts them. Evaluation gets the file unchanged, and leaves out what COCO
-    leaves out. An image may have no boxes.
+    Boxes are clipped at the edges of their image. Boxes outside of it and crowds are not used in
+    training; ``left_out`` counts them. Evaluation uses the unchanged file, with COCO's own rules.
+    An image may have no boxes.
 
-    Loading processes get flat arrays, not the file: COCO's is gigabytes of small objects.
+    Loading processes get flat arrays, not the file, which has gigabytes of small objects for COCO.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Coco:
         """Return the image and its boxes.
 
         Raises:
-            ValueError: The image has another size than its annotation says. Pillow raises others
-                if it cannot be read.
+            ValueError: The image differs in size from its annotation. Pillow raises other errors if
+                it cannot be read.
         """
         with Image.open(self.folder / self.names[index]) as file:
             image = file.convert(self.mode)
@@ -126,15 +126,15 @@ def _packed(annotation: dict[str, Any], width: int, height: int) -> bytes:
                 outline = mask.frPyObjects(outline, height, width)
             mask.decode(outline)  # raises if it is not one
         else:
-            # As usual with COCO: less than three points are no outline.
-            whole = [part for part in outline if len(part) >= 6 and len(part) % 2 == 0]
-            if not whole:
+            # As usual with COCO, polygons with less than three points are ignored.
+            polygons = [part for part in outline if len(part) >= 6 and len(part) % 2 == 0]
+            if not polygons:
                 raise ValueError("less than three points")
-            outline = mask.merge(mask.frPyObjects(whole, height, width))
+            outline = mask.merge(mask.frPyObjects(polygons, height, width))
     except Exception as error:
         raise UserError(
-            f"detect.kind: annotation {annotation['id']} has no segmentation that masks could be "
-            f"learned from ({error}); expected box"
+            f"detect.kind: annotation {annotation['id']} has no valid segmentation ({error}); "
+            "expected box, which needs none"
         ) from None
     counts = outline["counts"]
     return counts if isinstance(counts, bytes) else counts.encode()
@@ -156,14 +156,14 @@ def _places(root: Path, split: str) -> tuple[Path, Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read an annotation file and check it: what is wrong is named before training."""
+    """Read and check an annotation file; an error names the wrong entry."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from None
     for part in ("images", "annotations", "categories"):
         if not isinstance(tree, dict) or not isinstance(tree.get(part), list):
-            raise UserError(f"{file}: expected a list of {part}, as COCO has it")
+            raise UserError(f"{file}: expected a list of {part}, as in COCO's files")
     for part, keys in {
         "images": ("id", "file_name", "width", "height"),
         "categories": ("id", "name"),
@@ -183,7 +183,7 @@ def _read(file: Path) -> dict[str, Any]:
         box = annotation["bbox"]
         if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
             raise UserError(f"{where}: expected a bbox of four numbers, got {box!r}")
-        # COCO's own files have these, others leave them out.
+        # COCO's own files have these fields, others may not.
         annotation.setdefault("iscrowd", 0)
         if not _is_number(annotation.get("area")):
             annotation["area"] = max(0.0, box[2]) * max(0.0, box[3])
@@ -208,7 +208,7 @@ def _check(file: Path, part: str, entries: list[Any], keys: tuple[str, ...]) -> 
         own = entry["id"]
         if not isinstance(own, int) or not 0 <= own < 2**63 or own in seen:
             raise UserError(
-                f"{file}: {part}[{number}]: expected an id of its own, 0 to 2^63, got {own!r}"
+                f"{file}: {part}[{number}]: expected a unique id from 0 to 2^63, got {own!r}"
             )
         seen.add(entry["id"])
 
@@ -218,7 +218,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _inside(box: list[float], width: int, height: int) -> list[float] | None:
-    """Return the part of a box in the image: left, top, right, bottom; None if there is none."""
+    """Clip a box to the image; return left, top, right, bottom, or None if nothing remains."""
     left, top = box[0], box[1]
     corners = np.clip([left, top, left + box[2], top + box[3]], 0, [width, height] * 2)
     if corners[2] <= corners[0] or corners[3] <= corners[1]:

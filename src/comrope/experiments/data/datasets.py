@@ -1,4 +1,4 @@
-"""Images and clips behind their augmentation, by ``Key``; what cannot be read is named."""
+"""Images and clips with augmentation, by ``Key``; items contain the names of unreadable files."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Item(NamedTuple):
 
 
 class ImageDataset(Dataset[Item]):
-    """A source behind its augmentation, which is drawn for each key.
+    """A source with augmentation, which is drawn for each key.
 
     Args:
         source: An ``ImageSource``.
-        transform: From an image to bytes (C, H, W).
-        seed: Decides the draws, with the key.
+        transform: Function from an image to bytes (C, H, W).
+        seed: Determines the draws, together with the key.
         num_classes: Targets are 0 to ``num_classes - 1``.
-        channels: 1 (grey) or 3, of the image that fills a batch.
-        skip: Go on without unreadable images; otherwise the first one stops the run.
-        training: The next image takes the place of one that was skipped; in evaluation none does.
+        channels: 1 (grey) or 3, of padding images.
+        skip: Whether unreadable images are skipped; otherwise the first one stops the run.
+        training: Whether the next image replaces a skipped one; in evaluation none does.
         draws_from_numpy: Whether the transform draws from NumPy, as timm's auto-augment does.
     """
 
@@ -62,7 +62,7 @@ class ImageDataset(Dataset[Item]):
         self.seed, self.num_classes, self.skip = seed, num_classes, skip
         self.attempts = MAX_UNREADABLE if training else 1
         self.blank: Any = Image.new("L" if channels == 1 else "RGB", (8, 8))
-        # NumPy's state takes longer to save than an image takes to be cropped.
+        # Saving NumPy's state takes longer than cropping an image.
         self.draws_from_numpy = draws_from_numpy
 
     def __getitem__(self, key: Key) -> Item:
@@ -89,7 +89,7 @@ class ImageDataset(Dataset[Item]):
         return Item(self.augment(image, key), target, unreadable, fatal)
 
     def load(self, index: int, key: Key) -> tuple[Any, int]:
-        """Return what the source holds under a number, and its class."""
+        """Return the item of the source at an index, and its class."""
         found: tuple[Any, int] = self.source.load(index)
         return found
 
@@ -100,7 +100,7 @@ class ImageDataset(Dataset[Item]):
     def draw(self, transform: Callable[[Any], Any], image: Any, key: Key) -> Tensor:
         """Apply a transform with the random numbers of a key.
 
-        timm's posterize asks for zero bits at times, which Pillow refuses: then draw again.
+        timm's posterize sometimes draws zero bits, which Pillow refuses. Then draw again.
         """
         for attempt in range(MAX_DRAWS):
             with seeded(
@@ -115,16 +115,16 @@ class ImageDataset(Dataset[Item]):
 
 
 class ClipDataset(ImageDataset):
-    """Videos cut into clips. All frames of a clip are augmented by the same draw.
+    """Clips of videos. One draw augments all frames of a clip.
 
     Args:
         source: ``Clips``.
-        transform: From an image to bytes (C, H, W).
+        transform: Function from an image to bytes (C, H, W).
         frames: Frames of a clip.
-        span: The part of a video that a clip is taken from, 0 to 1.
-        backwards: Order the frames from the last to the first.
-        random_frames: Draw the frames; otherwise take them at equal distances.
-        options: As ``ImageDataset`` takes them.
+        span: The share of a video that a clip covers, 0 to 1.
+        backwards: Whether frames are ordered from the last to the first.
+        random_frames: Whether frames are drawn; otherwise they have equal distances.
+        options: Options of ``ImageDataset``.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ def collate_images(items: list[Item]) -> Batch:
     """Return a batch of images (B, C, H, W) or clips (B, C, T, H, W)."""
     images, targets, unreadable, fatal = zip(*items, strict=True)
     names = [name for some in unreadable for name in some]
-    # Channels last in memory, as pixels come: a device reorders them at no cost. default_collate
-    # writes to memory that the training process reads without a copy.
+    # Channels last in memory, as in decoded images; reordering on the device costs no extra pass.
+    # default_collate writes to memory that the training process reads without a copy.
     pixels = default_collate([image.movedim(0, -1) for image in images]).movedim(-1, 1)
     return Batch(pixels, torch.tensor(targets), names, next(filter(None, fatal), None))

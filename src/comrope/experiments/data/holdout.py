@@ -1,4 +1,4 @@
-"""Training images that are held out of training, to choose settings without the validation set."""
+"""Images held out of the training set, to choose settings without the validation set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Subset:
 
     Args:
         source: The other source.
-        chosen: The numbers of the samples in it, (samples,).
+        chosen: Indices of the samples in the other source, (samples,).
     """
 
     def __init__(self, source: Any, chosen: np.ndarray) -> None:
@@ -36,22 +36,22 @@ class Subset:
 
 
 def held_out(source: Any, share: float) -> tuple[Subset, Subset]:
-    """Return the part to train on, and the ``share`` of the samples to validate with."""
+    """Return the training part, and the held-out ``share`` of the samples for validation."""
     chosen = draw(len(source), share)
     return Subset(source, np.setdiff1d(np.arange(len(source)), chosen)), Subset(source, chosen)
 
 
 def draw(count: int, share: float) -> np.ndarray:
-    """Return which of ``count`` samples are held out: the same on every machine, for every seed.
+    """Return the indices of the held-out samples, the same on every machine and for every seed.
 
-    The samples are cut into stretches of equal length, and one is drawn from each. So every class
-    gives its share where samples come class by class, as in folders.
+    One sample is drawn from each of several ranges of equal length. So every class contributes its
+    share if samples are ordered by class, as in folders.
     """
     wanted = round(share * count)
     if not 0 < wanted < count:
         raise UserError(
-            f"data.holdout: expected a share that leaves some of the {count} training images on "
-            f"both sides, got {share:g}"
+            f"data.holdout: expected a share with at least one of the {count} training images in "
+            f"both parts, got {share:g}"
         )
     rng = random.Random(derive("holdout", count))
     edges = [k * count // wanted for k in range(wanted + 1)]

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-# Besides timm's own .png, .jpg and .jpeg: it would ignore the others without a message.
+# In addition to timm's .png, .jpg and .jpeg; timm would silently ignore these.
 FORMATS = (".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 STREAMS = ("wds", "hfids", "tfds")
 DIGIT_CLASSES = 10
@@ -37,14 +37,14 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """Return what to call image ``index`` in a message."""
+        """Return the name of image ``index`` for messages."""
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Return the decoded image and its class; raise any error if it cannot be read."""
 
 
 class Digits:
-    """The 1,797 handwritten digits that come with scikit-learn, 8 x 8; every fifth validates."""
+    """The 1,797 handwritten digits of scikit-learn, 8 x 8; every fifth is for validation."""
 
     def __init__(self, *, train: bool, mode: str = "L") -> None:
         from sklearn.datasets import load_digits
@@ -81,7 +81,7 @@ class TimmImages:
             return f"image {index}"
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        # Through the reader: the data set itself replaces an unreadable image by another one.
+        # Use the reader, because the data set would replace an unreadable image by another one.
         image, target, *_ = (self.dataset if self.reader is None else self.reader)[index]
         if not isinstance(image, Image.Image):
             with image:
@@ -90,7 +90,7 @@ class TimmImages:
 
 
 class CachedImages:
-    """Another source, decoded once and kept in memory that all loading processes share."""
+    """Another source, decoded once into memory that all loading processes share."""
 
     def __init__(self, source: ImageSource) -> None:
         self.source = source
@@ -126,8 +126,8 @@ def open_images(
         name: "digits", "folder", "shards", or a name of timm's such as "hfds/...".
         root: The folder of the data set.
         splits: Names of splits. The classes of the second are numbered as in the first.
-        train_split: The name of the training split. (Digits have no names of their own.)
-        num_classes: How many classes the first split must have.
+        train_split: The name of the training split, for digits.
+        num_classes: Number of classes that the first split must have.
         mode: Pillow's name of the channels, "RGB" or "L".
 
     Returns:
@@ -149,7 +149,7 @@ def open_images(
 
 
 def _timm_sets(name: str, root: str | None, splits: Sequence[str], num_classes: int) -> list[Any]:
-    """Return the data sets of some splits, whose classes have the numbers of the first."""
+    """Return the data sets of some splits, with the class indices of the first split."""
     first = _create(name, root, splits[0])
     classes = _classes(first, splits[0])
     if classes is not None:
@@ -160,7 +160,7 @@ def _timm_sets(name: str, root: str | None, splits: Sequence[str], num_classes: 
     unknown = sorted(set(_classes(_create(name, root, val), val) or ()) - set(classes or ()))
     if unknown:
         raise UserError(
-            f"data.root: split {val!r} of {root} has classes that {train!r} has not: "
+            f"data.root: split {val!r} of {root} has classes that {train!r} does not have: "
             f"{', '.join(unknown[:5])}"
         )
     return [first, _create(name, root, val, classes)]
@@ -171,18 +171,18 @@ def _create(name: str, root: str | None, split: str, classes: dict[str, int] | N
 
     prefix, slash, _ = name.partition("/")
     if (not slash and name != "folder") or prefix in STREAMS:
-        reason = "is a stream, which cannot be resumed exactly" if slash else "is none of them"
+        reason = "is a stream, which cannot be resumed exactly" if slash else "is unknown"
         raise UserError(
             f"data.name: expected digits, folder, shards, or a name of timm's such as torch/... or "
             f"hfds/...; {name!r} {reason}"
         )
     add_img_extensions(FORMATS)
     try:
-        if slash:  # its classes are numbers already
+        if slash:  # its classes are indices already
             return create_dataset(name, root=root, split=split)
         place = _place(require_root(root), split)
-        # timm would keep the index of a large .tar beside it, as a pickle, and trust an existing
-        # one; and the .tar open, but threads and processes cannot share its position in the file.
+        # timm would store the index of a large .tar next to it as a pickle, and read existing ones.
+        # It would also keep the .tar open, whose file position processes cannot share.
         kept: dict[str, Any] = {"cache_tarinfo": False, "cache_tarfiles": False}
         return create_dataset(
             "",
@@ -191,7 +191,7 @@ def _create(name: str, root: str | None, split: str, classes: dict[str, int] | N
             class_map=classes or {},
             **(kept if place.suffix == ".tar" else {}),
         )
-    except AssertionError as error:  # timm does not have it
+    except AssertionError as error:  # unknown to timm
         raise UserError(f"data.name: expected a name of timm's, got {name!r} ({error})") from None
     except (RuntimeError, OSError, ValueError, ImportError, tarfile.TarError) as error:
         raise UserError(
@@ -200,7 +200,7 @@ def _create(name: str, root: str | None, split: str, classes: dict[str, int] | N
 
 
 def pil_mode(channels: int) -> str:
-    """Return Pillow's name for images of so many channels."""
+    """Return Pillow's mode for a number of channels."""
     mode = {1: "L", 3: "RGB"}.get(channels)
     if mode is None:
         raise UserError(f"data.in_chans: expected 1 or 3, got {channels}")
@@ -208,9 +208,9 @@ def pil_mode(channels: int) -> str:
 
 
 def require_root(root: str | None) -> str:
-    """Return ``data.root``, an existing folder."""
+    """Return ``data.root``; raise unless it is an existing folder."""
     if root is None:
-        raise UserError("data.root: not given; pass the data set's folder, --data PATH")
+        raise UserError("data.root: not given; pass the folder of the data set, --data PATH")
     if not Path(root).is_dir():
         what = "is a file, expected a folder" if Path(root).exists() else "does not exist"
         raise UserError(f"data.root: {root} {what}")
@@ -230,7 +230,7 @@ def _place(root: str, split: str) -> Path:
 
 
 def _classes(dataset: Any, split: str) -> dict[str, int] | None:
-    """Return the classes that a split's folders name, with their numbers; none may be empty."""
+    """Return the classes of a split's folders with their indices; raise if one has no images."""
     reader = getattr(dataset, "reader", None)
     classes = dict(getattr(reader, "class_to_idx", None) or {})
     root = getattr(reader, "root", None)

@@ -1,4 +1,4 @@
-"""Digits scattered over a canvas, made on the fly: data with boxes without a download."""
+"""Generated scenes of scattered digits: data with boxes that needs no download."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Scenes"]
 
 SIDE = 48  # of a scene, in pixels
 SCENES = {"train": 512, "val": 96}
-DIGITS = (2, 5)  # of a scene, at least and fewer than
+DIGITS = (2, 5)  # per scene: from 2 to 4
 SCALES = (1.4, 2.6)  # of scikit-learn's 8 x 8 pixels
-TRIES = 20  # to find room for a digit
+TRIES = 20  # to place a digit without overlap
 
 
 class Scenes:
-    """A ``BoxSource`` of scikit-learn's digits; training digits are in training scenes only."""
+    """A ``BoxSource`` of scikit-learn's digits; training and validation share no digit."""
 
     def __init__(self, *, train: bool) -> None:
         self.part = "train" if train else "val"

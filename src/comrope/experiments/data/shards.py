@@ -1,8 +1,8 @@
-"""WebDataset shards, read by number rather than as a stream.
+"""WebDataset shards, read by index and not as a stream.
 
-A stream cannot be resumed in its middle without reading it up to there, nor divided among another
-number of processes. So the shards are indexed once, when the run starts, and then read at random:
-``key.jpg`` (or another image) and its class, ``key.cls``.
+A stream can only be resumed by reading it from its start, and cannot be divided among another
+number of processes. So the shards are indexed when the run starts. A sample is ``key.jpg`` (or
+another image format) and its class, ``key.cls``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYNONYMS = (("train", "training"), ("val", "validation", "valid"))
 
 
 def split_names(split: str) -> tuple[str, ...]:
-    """Return the names that a split may have, the given one first."""
+    """Return a split's possible names, the given one first."""
     others = next((names for names in SYNONYMS if split in names), ())
     return (split, *(name for name in others if name != split))
 
@@ -72,9 +72,9 @@ class Shards:
 
 
 def _index(path: Path) -> tuple[list[str], np.ndarray]:
-    """Return the keys, and of each where its image and its class begin and their lengths.
+    """Return the keys of a shard, and the place of each sample in the file.
 
-    The numbers are (image start, image length, class start, class length); a length of -1: none.
+    A place is (image start, image length, class start, class length); the length is -1 if missing.
     """
     found: dict[str, list[int]] = {}
     try:

@@ -1,4 +1,4 @@
-"""From images and clips to the bytes that a model gets: timm's transforms, and for whole clips."""
+"""Transforms from images and clips to bytes: timm's, and copies of them for whole clips."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def training_transform(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Any:
-    """Return timm's training transform, from an image to bytes (C, H, W), drawn at random.
+    """Return timm's random training transform, from an image to bytes (C, H, W).
 
     Args:
         shape: (C, H, W) of the result.
-        scale, ratio: Of the random crop: its part of the area, and its width by its height.
+        scale, ratio: Of the random crop: its share of the area, and its width by its height.
         hflip: Probability of a horizontal flip.
-        color_jitter: Its strength, 0 for none.
+        color_jitter: Strength of color jitter, 0 for none.
         auto_augment: timm's name of a policy.
         interpolation: "bilinear", "bicubic" or "random".
-        mean, std: Of a channel in [0, 1]; some policies fill with the mean.
+        mean, std: Per channel in [0, 1]; some policies fill with the mean.
     """
     from timm.data import create_transform
 
     return create_transform(
         shape,
         is_training=True,
-        use_prefetcher=True,  # leave the pixels as bytes: they are normalised on the device
+        use_prefetcher=True,  # returns bytes, which are normalized on the device
         scale=scale,
         ratio=ratio,
         hflip=hflip,
-        # A jitter of 0 would be drawn, with no effect.
+        # timm would draw a jitter of 0, which has no effect.
         color_jitter=color_jitter or None,  # type: ignore[arg-type]
         auto_augment=auto_augment,
         interpolation=interpolation,
@@ -63,13 +63,13 @@ def evaluation_transform(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Any:
-    """Return timm's evaluation transform, from an image to bytes (C, H, W): its middle.
+    """Return timm's evaluation transform, from an image to bytes (C, H, W) of its center crop.
 
     Args:
         shape: (C, H, W) of the result.
         interpolation: As in training; "random" becomes "bicubic".
-        crop_pct: Side of the middle by the shorter side of the image.
-        mean, std: Of a channel in [0, 1].
+        crop_pct: Side of the crop divided by the shorter side of the image.
+        mean, std: Per channel in [0, 1].
     """
     from timm.data import create_transform
 
@@ -84,7 +84,7 @@ def evaluation_transform(
 
 
 class WholeClip:
-    """One of the two transforms above for all frames at once, by the draw that each would get."""
+    """One of the two transforms above for all frames at once, with one draw for all."""
 
     def __init__(self, steps: Sequence[Callable[[Tensor], Tensor]]) -> None:
         self.steps = steps
@@ -92,7 +92,7 @@ class WholeClip:
     def __call__(self, frames: Sequence[np.ndarray]) -> Tensor:
         """Return frames of one size, (H, W) or (H, W, C), as bytes (C, T, H, W)."""
         pixels = torch.from_numpy(np.stack(frames))
-        # Channels last in memory: torch resizes that twice as fast.
+        # Channels last in memory, which torch resizes twice as fast.
         clip = pixels.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)  # (T, C, H, W)
         for step in self.steps:
             clip = step(clip)
@@ -102,14 +102,14 @@ class WholeClip:
 def whole_clip(transform: Any) -> WholeClip | None:
     """Return the same transform for whole clips, up to rounding.
 
-    None if one of its steps takes Pillow's images only, as auto-augment does.
+    Return None if one of its steps requires Pillow's images, as auto-augment does.
     """
     steps = [_on_tensors(step) for step in transform.transforms]
     return None if None in steps else WholeClip([step for step in steps if step is not None])
 
 
 def _on_tensors(step: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return a step of a transform for tensors (..., C, H, W), None if there is none."""
+    """Return a step of a transform for tensors (..., C, H, W), or None if that is impossible."""
     from timm.data.transforms import MaybePILToTensor, RandomResizedCropAndInterpolation
     from torchvision import transforms
 
@@ -121,7 +121,7 @@ def _on_tensors(step: Any) -> Callable[[Tensor], Tensor] | None:
     )
     if isinstance(step, take_tensors):
         return step
-    # Bicubic overshoots white, and Pillow cuts that off after one axis; which one, it decides.
+    # Bicubic exceeds white, and Pillow clips after one axis, whose order torch cannot reproduce.
     if getattr(step, "interpolation", None) != transforms.InterpolationMode.BILINEAR:
         return None
     if isinstance(step, RandomResizedCropAndInterpolation):
@@ -130,7 +130,7 @@ def _on_tensors(step: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 class Resize:
-    """torchvision's resize, of bytes to bytes: itself it would return floating point."""
+    """torchvision's resize from bytes to bytes; its own would return floating point."""
 
     def __init__(self, step: Any) -> None:
         self.size = step.size
@@ -140,7 +140,7 @@ class Resize:
 
 
 class RandomCrop:
-    """timm's random crop by the same draw: a part of any place, size and ratio, resized."""
+    """timm's random resized crop, with the same draw."""
 
     def __init__(self, step: Any) -> None:
         self.step = step
@@ -152,7 +152,7 @@ class RandomCrop:
 
 
 def resized(clip: Tensor, size: int | Sequence[int]) -> Tensor:
-    """Resize bytes (..., C, H, W), bilinear: what Pillow returns for each, up to rounding.
+    """Resize bytes (..., C, H, W) bilinearly, equal to Pillow's result up to rounding.
 
     Args:
         clip: The pixels.

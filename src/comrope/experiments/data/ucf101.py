@@ -1,4 +1,4 @@
-"""UCF-101's layout: class folders of videos, and lists of the videos of each split."""
+"""The layout of UCF-101: class folders of videos, and a list of videos for each split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Items = list[tuple[Path, int]]  # videos and their classes
 
 
 def list_folder(root: Path) -> Path | None:
-    """Return the folder of the lists of a data set, None if it has none."""
+    """Return the folder of a data set's lists, or None if there is none."""
     for folder in (root / "splits", root / "ucfTrainTestlist", root):
         if (folder / "classInd.txt").is_file() or any(folder.glob("*list[0-9][0-9].txt")):
             return folder
@@ -28,12 +28,12 @@ def list_folder(root: Path) -> Path | None:
 def in_list(root: Path, lists: Path, split: str) -> tuple[list[str], Items]:
     """Return the classes of classInd.txt, and the videos of a list."""
     numbers = _class_numbers(lists / "classInd.txt")
-    places = (root / "videos", root / "UCF-101", root)
-    home = next((p for p in places if any((p / name).is_dir() for name in numbers)), None)
+    candidates = (root / "videos", root / "UCF-101", root)
+    home = next((p for p in candidates if any((p / name).is_dir() for name in numbers)), None)
     if home is None:
         raise UserError(
             f"data.root: expected folders of classes, such as {next(iter(numbers))}, in "
-            f"{' or '.join(map(str, places))}; found none"
+            f"{' or '.join(map(str, candidates))}; found none"
         )
     path = lists / f"{split}.txt"
     items = []
@@ -59,14 +59,14 @@ def in_list(root: Path, lists: Path, split: str) -> tuple[list[str], Items]:
 
 
 def _class_numbers(path: Path) -> dict[str, int]:
-    """Return the classes and their numbers, in the order of the numbers."""
+    """Return the classes with their numbers, in the order of the numbers."""
     found: dict[int, str] = {}
     for where, line in _lines(path):
         number, _, name = line.partition(" ")
         if not re.fullmatch("[0-9]+", number) or not name:
             raise UserError(f"{where}: expected a number and a class, got {line!r}")
         if int(number) in found or name.strip() in found.values():
-            raise UserError(f"{where}: expected every number and class once, got {line!r} besides")
+            raise UserError(f"{where}: expected every number and class once, got {line!r} again")
         found[int(number)] = name.strip()
     if max(found) != len(found) or min(found) != 1:
         raise UserError(
@@ -76,7 +76,7 @@ def _class_numbers(path: Path) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[tuple[str, str]]:
-    """Return the lines of a list that are not blank, each after its place in a message."""
+    """Return (file and line number, line) for every line of a list that is not blank."""
     if not path.is_file():
         others = ", ".join(sorted(file.name for file in path.parent.glob("*.txt"))[:8])
         raise UserError(f"data.root: {path} does not exist; found {others or 'no lists'}")
@@ -92,16 +92,19 @@ def _lines(path: Path) -> list[tuple[str, str]]:
 
 
 def training_classes(root: Path, split: str) -> list[str] | None:
-    """Return the classes of training folders, which number validation's; None if unknown."""
-    places = [root / name for name in split_names(split)]
-    place = next((path for path in places if path.is_dir()), None)
+    """Return the classes of the training folders, in the order of their indices.
+
+    None for a data set with lists, or without training folders.
+    """
+    folders = [root / name for name in split_names(split)]
+    place = next((path for path in folders if path.is_dir()), None)
     if list_folder(root) is not None or place is None:
         return None
     return sorted(p.name for p in place.iterdir() if p.is_dir() and p.name[0] != ".") or None
 
 
 def in_folders(root: Path, split: str, classes: list[str] | None) -> tuple[list[str], Items]:
-    """Return the classes that the folders of a split name, and the videos in them."""
+    """Return the classes of a split's folders, and the videos in them."""
     place = next((root / n for n in split_names(split) if (root / n).is_dir()), None)
     if place is None:
         found = ", ".join(sorted(path.name for path in root.iterdir())[:5])
@@ -110,19 +113,19 @@ def in_folders(root: Path, split: str, classes: list[str] | None) -> tuple[list[
             f"split {split!r}; found {found or 'nothing'}"
         )
     folders = sorted(path for path in place.iterdir() if path.is_dir() and path.name[0] != ".")
-    known = [folder.name for folder in folders] if classes is None else classes
-    if unknown := [folder.name for folder in folders if folder.name not in known]:
+    classes = [folder.name for folder in folders] if classes is None else classes
+    if unknown := [folder.name for folder in folders if folder.name not in classes]:
         raise UserError(
-            f"data.root: split {split!r} of {root} has classes that training has not: "
+            f"data.root: split {split!r} of {root} has classes that training does not have: "
             f"{', '.join(unknown[:5])}"
         )
     items: Items = []
     for folder in folders:
-        # Without names that begin with a dot: macOS adds such files where it copies.
+        # Skip names that begin with a dot: macOS creates such files in copies.
         files = [p for p in folder.iterdir() if p.suffix.lower() in FORMATS and p.name[0] != "."]
         if not files:
             raise UserError(f"data.root: class {folder.name!r} of split {split!r} has no videos")
-        items += [(path, known.index(folder.name)) for path in sorted(files)]
+        items += [(path, classes.index(folder.name)) for path in sorted(files)]
     if not items:
         raise UserError(f"data.root: expected a folder for every class in {place}, found none")
-    return known, items
+    return classes, items

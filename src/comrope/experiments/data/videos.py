@@ -1,4 +1,4 @@
-"""Videos: decoded with OpenCV, on demand or all at once into memory."""
+"""Videos, decoded with OpenCV on demand, or once into memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MOVING_CLASSES = 2
 
 
 class Videos(Clips):
-    """UCF-101 as it is distributed, and data sets with the same layout.
+    """UCF-101 in its original layout, and data sets with the same layout.
 
-    Class folders in ``root``, ``root/videos`` or ``root/UCF-101``; ``split`` is the name of a list
-    in ``root/splits``, ``root/ucfTrainTestlist`` or ``root``, or "train" or "val" for list 01.
-    Without lists: class folders in ``root/train`` and ``root/val``, numbered as in ``classes``.
+    Class folders are in ``root``, ``root/videos`` or ``root/UCF-101``. ``split`` is the name of a
+    list in ``root/splits``, ``root/ucfTrainTestlist`` or ``root``; "train" and "val" mean list 01.
+    Without lists, class folders are in ``root/train`` and ``root/val``, indexed as in ``classes``.
     """
 
     def __init__(
         self, root: str, split: str, mode: str = "RGB", *, classes: list[str] | None = None
     ) -> None:
-        _opencv()  # without OpenCV stop here; in ``load`` the video would count as unreadable
+        _opencv()  # raise here without OpenCV; in ``load`` every video would count as unreadable
         self.mode = mode
         lists = list_folder(Path(root))
         if lists is None:
@@ -54,7 +54,7 @@ class Videos(Clips):
 
 
 class CachedVideos(Clips):
-    """Another source, decoded once and kept in memory that all loading processes share."""
+    """Another source, decoded once into memory that all loading processes share."""
 
     def __init__(self, source: Clips) -> None:
         self.source, self.classes = source, source.classes
@@ -90,16 +90,16 @@ def open_clips(
     skip: bool = False,
     train: bool = True,
 ) -> list[Clips]:
-    """Open the training and the validation split, or the latter alone, and check them.
+    """Open the training and the validation split, or only the latter, and check them.
 
     Args:
         name: "ucf101" or "moving".
         root: The folder of the data set.
         splits: The names of the two splits.
-        num_classes: How many classes each must have.
+        num_classes: Number of classes that each split must have.
         mode: Pillow's name of the channels, "RGB" or "L".
-        skip: Go on if videos are missing.
-        train: Open both splits.
+        skip: Whether missing videos are skipped.
+        train: Whether both splits are opened.
     """
     if name == "moving":
         check_classes(MOVING_CLASSES, num_classes, "moving")
@@ -109,8 +109,8 @@ def open_clips(
     opened: list[Videos] = []
     for split in splits[0 if train else 1 :]:
         folder = require_root(root)
-        known = opened[0].classes if opened else training_classes(Path(folder), splits[0])
-        opened.append(Videos(folder, split, mode, classes=known))
+        classes = opened[0].classes if opened else training_classes(Path(folder), splits[0])
+        opened.append(Videos(folder, split, mode, classes=classes))
         check_classes(len(opened[-1].classes), num_classes, f"split {split!r} of {folder}")
         missing = [path for path, _ in opened[-1].items if not path.exists()]
         if missing and not skip:
@@ -128,7 +128,7 @@ def open_clips(
 
 
 def _opencv() -> Any:
-    """Return OpenCV, without messages and in one thread: other processes load at the same time."""
+    """Return OpenCV, without messages and with one thread, because every process decodes."""
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     try:
@@ -143,29 +143,29 @@ def _opencv() -> Any:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a video; give it and the number of frames that its header claims."""
+    """Open a video; yield it and the number of frames in its header."""
     cv2 = _opencv()
     if not path.is_file():  # reading a pipe would block
         raise FileNotFoundError("not a file" if path.exists() else "no such file")
     if not path.stat().st_size:
         raise ValueError("an empty file")
     str(path).encode()  # OpenCV crashes on a name that is not UTF-8
-    # FFmpeg only: another reader would take digits in the name for a sequence of pictures.
+    # FFmpeg only: other readers interpret digits in the name as a sequence of pictures.
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
     try:
         if not capture.isOpened():
-            raise ValueError("no video that OpenCV can read")
+            raise ValueError("OpenCV cannot read this format")
         yield capture, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     finally:
         capture.release()
 
 
 def _decode(path: Path, choose: Choose, mode: str) -> Reading:
-    """Read the chosen frames. All before the last are decoded, since seeking is not exact."""
+    """Read the chosen frames; all frames before the last are read, since seeking is not exact."""
     cv2 = _opencv()
     conversion = {"RGB": cv2.COLOR_BGR2RGB, "L": cv2.COLOR_BGR2GRAY}[mode]
     with _opened(path) as (capture, claimed):
-        if claimed < 2:  # some formats have no number
+        if claimed < 2:  # the headers of some formats do not contain it
             claimed = _count(path)
         numbers = choose(claimed)
         wanted = numbers if isinstance(numbers, range) else set(numbers)

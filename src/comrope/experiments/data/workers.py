@@ -1,7 +1,7 @@
-"""Loading processes: how they are started, how they share signals, how they end.
+"""Loading processes: their start, their signals, their end.
 
-They are forked from a server process that has imported what they need and has done nothing else: a
-fork of the training process, with its threads and its GPU, would be slow and unsafe.
+They are forked from a server process that has only imported modules. A fork of the training
+process, with its threads and its GPU, would be slow and unsafe.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch.utils.data import DataLoader
 __all__ = ["create_loader", "end", "signals_delayed", "start", "start_server"]
 
 PACKAGE = __name__.partition(".")[0]
-PRELOAD = ("timm.data",)  # imported by the server besides this package's modules in use
+PRELOAD = ("timm.data",)  # imported by the server, in addition to this package's used modules
 WATCH_SECONDS = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CAN_WAIT = hasattr(signal, "sigtimedwait")  # macOS cannot
 
 
 def start_server(workers: int = 1) -> None:
-    """Start the server that loading processes are forked from, unless there will be none.
+    """Start the server that loading processes are forked from, unless ``workers`` is 0.
 
-    It imports the modules of this package that this process has imported by now: every loading
-    process needs them, the command line included, since that is its main module.
+    It imports all modules of this package that this process has imported, because every loading
+    process needs them (also the command line, which is its main module).
     """
     if not workers:
         return
@@ -50,11 +50,11 @@ def start_server(workers: int = 1) -> None:
 
 
 class LoadingProcess(ForkServerProcess):
-    """A process that ends only when the training process ends it or is gone.
+    """A process that ends only with the training process, or when that process ends it.
 
-    A training process that is stopped still needs batches: it finishes the step, saves, and ends
-    the loading processes. (torch watches the parent process too, but here that is the server, which
-    stays as long as one of its processes does.)
+    A training process that gets a signal still needs batches: it finishes the step, saves, and ends
+    the loading processes. (torch watches the parent process, but here that is the server, which
+    runs as long as any of its processes.)
     """
 
     def run(self) -> None:
@@ -82,7 +82,7 @@ def _end_with_parent() -> None:
 
 
 def _unblock_signals(_: Any) -> None:
-    """Let other processes of the server, such as those of a pool, receive signals."""
+    """Unblock signals in other processes of the server, such as those of a pool."""
     process = multiprocessing.current_process()
     from_server = forkserver.get_inherited_fds() is not None
     if from_server and not isinstance(process, LoadingProcess):
@@ -102,15 +102,15 @@ def create_loader(
     pin_memory: bool,
     persistent: bool = False,
 ) -> DataLoader[Any]:
-    """Return a loader of batches, to be started with ``start``, not iterated over.
+    """Return a loader of batches; call ``start`` to iterate over it.
 
     Args:
         dataset: The samples, by key.
         keys: The keys of each batch.
-        collate: From a list of samples to a batch.
-        workers: Loading processes, at most one a CPU; 0 loads in this process.
-        pin_memory: Whether batches are put into memory that a GPU copies from.
-        persistent: Keep the processes for the next pass.
+        collate: Function from a list of samples to a batch.
+        workers: Loading processes, at most one per CPU; 0 loads in this process.
+        pin_memory: Whether batches are in pinned memory, for copies to a GPU.
+        persistent: Whether the processes are kept for the next pass.
     """
     workers = min(workers, os.cpu_count() or 1)
     return DataLoader(
@@ -126,7 +126,10 @@ def create_loader(
 
 
 def start(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Start all processes of a loader and return its batches. (torch cannot end only some.)"""
+    """Start all processes of a loader and return its batches.
+
+    Signals wait until all processes run, because torch cannot end only some of them.
+    """
     start_server(loader.num_workers)
     with signals_delayed():
         return iter(loader)
@@ -141,7 +144,7 @@ def end(batches: Iterator[Any] | None) -> None:
 
 @contextlib.contextmanager
 def signals_delayed() -> Iterator[None]:
-    """Handle signals after the block."""
+    """Delay the handling of signals until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield  # the main thread handles signals
         return
