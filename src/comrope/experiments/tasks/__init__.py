@@ -1,4 +1,4 @@
-"""Kinds of data: what a run loads, trains and evaluates (see ``Task``)."""
+"""Tasks: the data, model, training and evaluation of one kind of data each (see ``Task``)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from comrope.experiments.tasks.base import Task
 
 __all__ = ["TASKS", "Task", "task_of"]
 
-# By the name that a recipe has for it; "module:Class" is imported when it is needed.
+# Name in recipes -> class, or "module:Class", which is imported when needed.
 TASKS: dict[str, str | type[Task]] = {
     "images": "comrope.experiments.tasks.images:ImageTask",
     "clips": "comrope.experiments.tasks.clips:ClipTask",
     "detection": "comrope.experiments.tasks.detection:DetectionTask",
 }
-# By data.name, for recipes that name no task; every other name is of images.
+# data.name -> task, for recipes that name no task; other data are images.
 BY_DATA = {"ucf101": "clips", "moving": "clips", "coco": "detection", "scenes": "detection"}
 
 
 def task_of(config: Config) -> Task:
-    """Return the task of a configuration, which is checked.
+    """Return the task of a configuration, and check the configuration.
 
     Raises:
-        UserError: There is no such task, or a field does not suit it.
+        UserError: There is no such task, or a field is invalid for it.
     """
     name = config.task or BY_DATA.get(config.data.name, "images")
     return _class_of(name)(config)

@@ -1,7 +1,8 @@
-"""What a run trains and evaluates: its data, model, loss, metrics and views.
+"""The base class of tasks: data, model, loss, metrics and views of one kind of data.
 
-A new kind of data is a subclass of ``Task`` in any package. A recipe names it: ``task: NAME`` for
-those in ``TASKS``, else ``task: package.module:Class``. ``options`` of the recipe are its own.
+A new kind of data is a subclass of ``Task`` in any package. A recipe selects it: ``task: NAME`` for
+a name in ``TASKS``, else ``task: package.module:Class``. The subclass defines the recipe's
+``options``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BEFORE = re.compile(r"(?:^|\.)(?:patches|patch_embed|ape|pos_embed|cls_token|reg
 
 
 class Probe(NamedTuple):
-    """What an evaluation changes about the coordinates."""
+    """A change of the coordinates in evaluation."""
 
     offset: float = 0.0  # the paper's rho: standard deviation of a shift, in image widths
 
@@ -47,37 +48,37 @@ class Step(NamedTuple):
     """Where in training a loss is computed."""
 
     number: int
-    part: int  # of those whose gradients are added up in a step
+    part: int  # index of the accumulated part of a step
     process: int
     device: torch.device
 
 
 class Splits(NamedTuple):
-    """The samples of a data set, checked."""
+    """The checked samples of a data set."""
 
-    train: Any  # None unless asked for
+    train: Any  # None unless requested
     validation: Any
 
 
 class SingleView(NamedTuple):
-    """The only view of a task that has one."""
+    """The view of a task with only one view."""
 
     size: int = 1
 
 
 class Task(ABC):
-    """One kind of data: how to load it, which model it trains, and how that is evaluated.
+    """One kind of data: how to load it, the model to train, and its evaluation.
 
-    A task is a function of its configuration and holds nothing else, so that loading processes get
-    copies of it. Its methods are called in this order: ``check`` (by the constructor),
-    ``build_model``, ``open``, ``dataset``, ``initialize``, then ``loss`` at every part of every
+    A task is a function of its configuration and has no other state, so that loading processes can
+    have copies. Its methods are called in this order: ``check`` (by the constructor),
+    ``build_model``, ``open``, ``dataset``, ``initialize``, then ``loss`` for every part of every
     step, ``evaluate`` for every view, and ``summarize``.
 
     Attributes:
-        name: Of the task, as a recipe names it.
-        headline: The metric that a result is read for, such as "top1".
-        unit: Of the headline, such as "%".
-        samples: What to call the samples in messages and results.
+        name: Name of the task in recipes.
+        headline: The main metric of a result, such as "top1".
+        unit: Unit of the headline, such as "%".
+        samples: Name of the samples in messages and results.
         embedded: Names of data (``data.name``) that come with the package and need no folder.
     """
 
@@ -94,24 +95,26 @@ class Task(ABC):
     # Configuration
 
     def check(self) -> None:  # noqa: B027
-        """Raise ``UserError`` unless the fields that concern this task are valid together."""
+        """Raise ``UserError`` unless the fields that this task uses are valid together."""
 
     def check_evaluation(self, trained: Config) -> None:
-        """Raise unless this configuration may evaluate the model that ``trained`` trained."""
+        """Raise unless this configuration can evaluate a model of the configuration ``trained``."""
         if self.config.model != trained.model:
-            raise UserError("model: cannot be changed in evaluation; the weights are the run's")
+            raise UserError(
+                "model: cannot be changed in evaluation; expected the fields of the run"
+            )
 
     @property
     def training_view(self) -> Any:
-        """The view that is trained in."""
+        """The view of training."""
         return SingleView()
 
     def views(self, sizes: Sequence[int] | None = None) -> dict[str, Any]:
-        """Return the views to evaluate in, by their names in results.
+        """Return the views of evaluation, by their names in results.
 
         Args:
-            sizes: Only the training view at these sizes, such as resolutions; by default the views
-                of the configuration.
+            sizes: Return the training view at these sizes, such as resolutions; by default the
+                views of the configuration.
         """
         if sizes is not None:
             raise UserError(f"resolutions: the task {self.name} has none; expected no option")
@@ -134,14 +137,14 @@ class Task(ABC):
 
     @abstractmethod
     def open(self, *, train: bool = True) -> Splits:
-        """Return the validation source, and the training source if ``train``; both checked."""
+        """Open and check the validation source, and the training source if ``train``."""
 
     @abstractmethod
     def dataset(self, source: Any, view: Any | None) -> Dataset[Any]:
-        """Return the samples of a source by ``Key``: in a view, or as in training if it is None."""
+        """Return the samples of a source by ``Key``, in a view; None is training."""
 
     def collate(self, items: list[Any]) -> AnyBatch:
-        """Return a batch of items of the data set, by default pairs of input and target."""
+        """Return a batch of items of the data set; by default an item is (input, target)."""
         return Batch(*default_collate(items))
 
     def training_batches(self, size: int, *, process: int = 0, processes: int = 1) -> TrainBatches:
@@ -169,7 +172,7 @@ class Task(ABC):
         )
 
     def validation(self, source: Any, *, process: int = 0, processes: int = 1) -> Validation:
-        """Return this process's share of a validation set, to be closed in the end."""
+        """Return this process's share of a validation set; the caller closes it."""
         return Validation(
             source,
             partial(self.dataset, source),
@@ -188,7 +191,7 @@ class Task(ABC):
 
     def describe_data(self, source: Any) -> str:
         """Return a line about the training data."""
-        return f"{len(source)} {self.samples} to train on"
+        return f"{len(source)} training {self.samples}"
 
     # Model
 
@@ -199,14 +202,14 @@ class Task(ABC):
 
     @abstractmethod
     def create_model(self) -> nn.Module:
-        """Return the model; the global generators are seeded before."""
+        """Return the model; the caller has seeded the global generators."""
 
     def backbone(self, model: nn.Module) -> Any:
         """Return the part of a model that encodes positions, such as the ViT of a detector."""
         return model
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return the repeated parts of a model, which are compiled and sharded one by one."""
+        """Return the repeated blocks of a model, which are compiled and sharded one by one."""
         return getattr(self.backbone(model), "blocks", ())
 
     def compile(self, model: nn.Module) -> None:
@@ -219,24 +222,24 @@ class Task(ABC):
     def layer_of(self, name: str) -> int | None:
         """Return the layer of a parameter, for ``optim.layer_decay``.
 
-        0 is what comes before the blocks, None what comes after them.
+        0 is before the blocks, None is after them.
         """
         if found := BLOCK.search(name):
             return 1 + int(found[1])
         return 0 if BEFORE.search(name) else None
 
     def position_parameters(self, model: nn.Module) -> int:
-        """Return how many parameters encode positions."""
+        """Return the number of parameters that encode positions."""
         found = rotary_modules(model).values()
         return sum(parameter.numel() for module in found for parameter in module.parameters())
 
     def initialize(self, model: nn.Module) -> InitReport:
-        """Fill a model, sharded or not, with the weights of the run ``train.start_from``."""
+        """Load the weights of the run ``train.start_from`` into a model, sharded or not."""
         start = str(self.config.train.start_from)
         return fit_weights(model, read_weights(Path(start), "train.start_from")[1], start)
 
     def prepare(self, model: nn.Module, accelerator: Accelerator) -> None:  # noqa: B027
-        """Prepare a model on its device for training, before anything is loaded."""
+        """Prepare a model on its device for training, before weights are loaded."""
 
     # Training and evaluation
 
@@ -257,18 +260,18 @@ class Task(ABC):
     ) -> dict[str, Any]:
         """Return the metrics of a validation set, the same in every process.
 
-        The headline is among them; the number of samples is under ``samples``, and the number of
-        those that could not be read under "unreadable".
+        They contain the headline, the number of samples with the key ``samples``, and the number of
+        unreadable samples with the key "unreadable".
         """
 
     # Results
 
     def log_values(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Return what is logged of an evaluation during training."""
+        """Return the values to log after an evaluation during training."""
         return {self.headline: found[self.headline]}
 
     def summarize(self, source: Any, by_view: dict[str, Any]) -> dict[str, Any]:
-        """Return this task's part of a run's result from the evaluations in all views."""
+        """Return this task's part of a run's result, from the evaluations in all views."""
         return {self.headline: {name: found[self.headline] for name, found in by_view.items()}}
 
     def merge(self, result: dict[str, Any], by_view: dict[str, Any]) -> None:
@@ -276,22 +279,22 @@ class Task(ABC):
         result[self.headline].update({n: found[self.headline] for n, found in by_view.items()})
 
     def format_value(self, value: float) -> str:
-        """Return the headline for people."""
+        """Return the headline as text with its unit."""
         return f"{value:.2f} {self.unit}".rstrip()
 
     def format_view(self, name: str) -> str:
-        """Return a view's name for people."""
+        """Return a view's name as text, with a unit if it has one."""
         return name
 
     def describe(self, view: str, entry: dict[str, Any]) -> str:
-        """Return one line about an evaluation; the entry has at least the headline."""
+        """Return one line about an evaluation; the entry contains at least the headline."""
         return f"{self.format_view(view):>8}  {self.format_value(entry[self.headline]):>8}"
 
 
 def compile_blocks(blocks: Iterable[nn.Module], dynamic: bool | None = None) -> None:
-    """Compile blocks one by one: they share one compilation, which is faster than the whole."""
+    """Compile blocks one by one; they share a compilation, so this is faster than one model."""
     blocks = list(blocks)
     for block in blocks:
         block.compile(dynamic=dynamic)
-    # The blocks share their code; each rate of drop path needs a compilation of its own.
+    # The blocks share their code; each rate of drop path needs another compilation.
     torch._dynamo.config.recompile_limit += 4 * len(blocks)

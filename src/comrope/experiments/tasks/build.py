@@ -1,7 +1,7 @@
-"""Models from a configuration: ViTs with fields passed by name, and timm's with swapped rotations.
+"""Build models from a configuration: our ViTs, and timm's with swapped rotations.
 
-A field of the section ``model`` that is a parameter of ``ViT``, or of ``RotaryEmbedding``, reaches
-it by its name. So a new option of the model is a parameter there and a field of ``Model``.
+A field of the section ``model`` is passed to the parameter of ``ViT`` or ``RotaryEmbedding`` with
+the same name. So a new model option is one parameter there and one field of ``Model``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Model))
-NO_ARGUMENTS = ("name", "tubelet")  # fields that decide the sizes
+NO_ARGUMENTS = ("name", "tubelet")  # fields that determine sizes
 OF_VIT = set(inspect.signature(ViT.__init__).parameters)
 OF_ROTATION = set(inspect.signature(RotaryEmbedding.__init__).parameters)
-OF_SWAP = {"position", "ape", "class_position"} | OF_ROTATION  # "position" is its "method"
-# Fields of a ViT that a model of timm decides itself. Its constructor takes drop_path_rate, and
-# position_units becomes a position_scale.
+OF_SWAP = {"position", "ape", "class_position"} | OF_ROTATION  # "position" is swap's "method"
+# Fields that have no effect on a model of timm. drop_path_rate is an argument of its constructor,
+# and position_units becomes a position_scale.
 DECIDED_BY_TIMM = tuple(
     name
     for name in FIELDS
@@ -51,10 +51,10 @@ DECIDED_BY_TIMM = tuple(
 def training_resolution(name: str) -> tuple[int, int]:
     """Return the training resolution of ``model.name``, (rows, columns) in pixels."""
     if name.startswith(TIMM):
-        known = timm.get_pretrained_cfg(name.removeprefix(TIMM))
-        if known is None:
+        about = timm.get_pretrained_cfg(name.removeprefix(TIMM))
+        if about is None:
             raise UserError(f"model.name: timm has no {name.removeprefix(TIMM)!r}")
-        return known.input_size[-2], known.input_size[-1]
+        return about.input_size[-2], about.input_size[-1]
     size = int(name.rsplit("_", 1)[1])
     return size, size
 
@@ -86,7 +86,7 @@ def build_vit(config: Config, **options: Any) -> ViT:
 
 
 class TimmModel(nn.Module):
-    """A vision transformer of timm with the attributes of ``ViT`` that experiments need."""
+    """A vision transformer of timm with the attributes of ``ViT`` that experiments use."""
 
     num_axes, ape, axis_scale = 2, None, None
 
@@ -102,16 +102,16 @@ class TimmModel(nn.Module):
         return self.model.blocks
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return logits. ``positions`` are unused: the model finds the patch centres itself."""
+        """Return logits. ``positions`` has no effect: the model computes its own."""
         return self.model(x)
 
     def token_positions(self, grid: Sequence[int]) -> Tensor:
-        """Return the positions that the model uses, class tokens included: (T, 2)."""
+        """Return the positions of the model, with class tokens: (T, 2)."""
         place = coordinates.grid(grid, device=self.model.patch_embed.proj.weight.device)
         return coordinates.with_class_token(place, count=self.num_prefix_tokens)
 
     def position_parameters(self) -> int:
-        """Return the number of its angles, and of its absolute positions if they are in use."""
+        """Return the number of angles, plus absolute positions if they are used."""
         angles = (p for module in rotary_modules(self).values() for p in module.parameters())
         table: nn.Parameter | None = getattr(self.model, "pos_embed", None)
         in_use = 0 if table is None or not table.requires_grad else table.numel()
@@ -119,7 +119,7 @@ class TimmModel(nn.Module):
 
 
 class PatchGrid:
-    """How an image is cut into patches, with the attributes of ``ViT.patches``."""
+    """The patches of an image, with the attributes of ``ViT.patches``."""
 
     def __init__(self, patch_size: Sequence[int]) -> None:
         self.patch_size = tuple(patch_size)
@@ -136,7 +136,10 @@ def build_timm_model(config: Config) -> TimmModel:
     model = config.model
     for name in DECIDED_BY_TIMM:
         if getattr(model, name) != getattr(Model(), name):
-            raise UserError(f"model.{name}: a model of timm decides it; expected the default")
+            raise UserError(
+                f"model.{name}: has no effect on a model of timm; expected the default, got "
+                f"{getattr(model, name)!r}"
+            )
     if config.train.perturbation:
         raise UserError(
             "train.perturbation: expected 0, since the absolute positions of a model of timm "
@@ -163,29 +166,29 @@ def build_timm_model(config: Config) -> TimmModel:
 
 
 def pretrained_weights(config: Config, name: str) -> tuple[dict[str, Tensor], int]:
-    """Return timm's weights ``name`` for the model of a configuration, and their classes.
+    """Return timm's weights ``name`` for the model of a configuration, and their number of classes.
 
-    Downloaded unless they are cached; safetensors only, so that no pickle is ever read.
+    They are downloaded unless they are cached. Only safetensors are read, never pickles.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     short = name.removeprefix(TIMM)
-    known = timm.get_pretrained_cfg(short) if timm.is_model(short) else None
-    if known is None or not known.hf_hub_id:
+    about = timm.get_pretrained_cfg(short) if timm.is_model(short) else None
+    if about is None or not about.hf_hub_id:
         raise UserError(f"train.start_from: timm has no weights {short!r}")
-    file = known.hf_hub_filename or "model.safetensors"
+    file = about.hf_hub_filename or "model.safetensors"
     try:
         if not file.endswith(".safetensors"):
             raise OSError(f"{file} is not safetensors")
-        place = huggingface_hub.hf_hub_download(known.hf_hub_id, file)
+        place = huggingface_hub.hf_hub_download(about.hf_hub_id, file)
         model = _create(config, short, pretrained=True, pretrained_cfg_overlay={"file": place})
     except (OSError, RuntimeError, SafetensorError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"train.start_from: {name} cannot be downloaded ({reason})") from None
-    if (tuple(known.mean), tuple(known.std)) != (config.data.mean, config.data.std):
-        say(f"{name} was trained with data.mean={known.mean} data.std={known.std}, unlike this run")
-    return {f"model.{key}": tensor for key, tensor in model.state_dict().items()}, known.num_classes
+    if (tuple(about.mean), tuple(about.std)) != (config.data.mean, config.data.std):
+        say(f"{name} was trained with data.mean={about.mean} data.std={about.std}, unlike this run")
+    return {f"model.{key}": tensor for key, tensor in model.state_dict().items()}, about.num_classes
 
 
 def _create(config: Config, name: str, **options: Any) -> nn.Module:

@@ -13,7 +13,7 @@ NAME = re.compile(rf"(comrope_)?vit_[a-z]+_patch\d+_\d+|{TIMM}\w+(\.\w+)?")
 
 
 def check_images(config: Config) -> None:
-    """Raise unless the fields that every task with images and ViTs has are valid."""
+    """Raise unless the fields that all tasks with images and ViTs share are valid."""
     name = config.model.name
     if not NAME.fullmatch(name):
         raise UserError(
@@ -22,13 +22,13 @@ def check_images(config: Config) -> None:
     data = config.data
     if not len(data.mean) == len(data.std) == data.in_chans:
         raise UserError(
-            f"data.mean: expected data.in_chans {data.in_chans} values, as data.std; "
-            f"got {len(data.mean)} and {len(data.std)}"
+            f"data.mean: expected {data.in_chans} values (data.in_chans), as for data.std, got "
+            f"{len(data.mean)} and {len(data.std)}"
         )
 
 
 def check_axes(config: Config, num_axes: int) -> None:
-    """Raise unless the fields that are about axes fit their number."""
+    """Raise unless the fields for axes fit the number of axes."""
     if len(config.model.axis_scale) not in (0, num_axes):
         raise UserError(
             f"model.axis_scale: expected {num_axes} numbers, got {config.model.axis_scale}"
@@ -41,10 +41,13 @@ def check_axes(config: Config, num_axes: int) -> None:
 
 
 def refuse_clips(config: Config, samples: str) -> None:
-    """Raise if a field is about clips, for a task that has none."""
+    """Raise if a field for clips is set, for a task without clips."""
     if config.data.frames:
         raise UserError(f"data.frames: expected 0 for {samples}, got {config.data.frames}")
     evaluate = config.evaluate
     clips = evaluate.frames or evaluate.spans or evaluate.reversed
     if clips or config.model.tubelet > 1:
-        raise UserError("data.frames: is 0, so there are no clips to cut or to evaluate")
+        raise UserError(
+            "data.frames: is 0, so there are no clips; expected the defaults of evaluate.frames, "
+            "evaluate.spans, evaluate.reversed and model.tubelet"
+        )

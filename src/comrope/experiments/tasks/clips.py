@@ -22,11 +22,11 @@ __all__ = ["ClipTask", "ClipView"]
 
 
 class ClipView(NamedTuple):
-    """How clips are taken from videos to evaluate."""
+    """A way to take clips from videos for evaluation."""
 
     resolution: int
     frames: int
-    span: float = 1.0  # the part of a video that a clip is taken from
+    span: float = 1.0  # share of the video that a clip covers
     reversed: bool = False  # from the last frame to the first
 
     @property
@@ -45,7 +45,7 @@ class ClipTask(ImageTask):
     # Configuration
 
     def check_frames(self) -> None:
-        """Raise unless the fields that are about clips are valid."""
+        """Raise unless the fields for clips are valid."""
         config, frames = self.config, self.config.data.frames
         if not frames:
             raise UserError(f"data.frames: expected at least 1 for {config.data.name}, got 0")
@@ -62,25 +62,29 @@ class ClipTask(ImageTask):
             if value := getattr(config.augment, name):
                 raise UserError(f"augment.{name}: is for images only; expected 0, got {value:g}")
         if config.model.name.startswith(TIMM):
-            raise UserError(f"data.frames: {config.model.name} takes images only; expected 0")
+            raise UserError(
+                f"data.frames: {config.model.name} is for images only; expected 0, got {frames}"
+            )
         if any(not 0 < span <= 1 for span in config.evaluate.spans):
             raise UserError(
-                f"evaluate.spans: expected numbers up to 1, got {config.evaluate.spans}"
+                f"evaluate.spans: expected numbers above 0 and up to 1, got {config.evaluate.spans}"
             )
 
     def check_evaluation(self, trained: Config) -> None:
         super().check_evaluation(trained)
         if self.config.data.frames != trained.data.frames:
-            raise UserError("data.frames: cannot be changed in evaluation; see evaluate.frames")
+            raise UserError(
+                "data.frames: cannot be changed in evaluation; evaluate.frames sets other numbers"
+            )
 
     @property
     def training_view(self) -> ClipView:
         return ClipView(self.resolution[0], self.config.data.frames)
 
     def views(self, sizes: Sequence[int] | None = None) -> dict[str, Any]:
-        """Return a view for every resolution; by default also those of frames, spans and reversal.
+        """Return a view for every resolution; by default also for frames, spans and reversal.
 
-        All but one property are as in training.
+        Each view differs from the training view in one property.
         """
         views, usual, evaluate = super().views(sizes), self.training_view, self.config.evaluate
         if sizes is None:
@@ -141,7 +145,7 @@ class ClipTask(ImageTask):
     # Training and evaluation
 
     def positions(self, model: Any, images: Tensor, view: ClipView) -> Tensor:
-        """Return where the tokens are: a part of a video takes the same part of the time axis."""
+        """Return the coordinates of the tokens: a span of the video covers a span of the axis."""
         place = super().positions(model, images, view)
         if view.span == 1:
             return place

@@ -1,4 +1,4 @@
-"""Object detection: a detector of torchvision around a ViT, judged by COCO's metrics."""
+"""Object detection: a detector of torchvision around a ViT, evaluated by COCO's metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from comrope.models.detection.detector import detector
 
 __all__ = ["DetectionTask"]
 
-MAX_DETECTIONS = 100  # an image, as COCO's metrics count
+MAX_DETECTIONS = 100  # per image, as in COCO's metrics
 FILE = ".safetensors"
 # Weights that a detector does not need: of a classifier, and of timm's ViTs (pos_embed where
 # absolute positions are dropped).
@@ -78,20 +78,23 @@ class DetectionTask(Task):
                 raise UserError(f"train.{name}: expected {wanted} for a detector, got {value!r}")
         for name in ("mixup", "cutmix", "erase", "smoothing", "color_jitter", "auto_augment"):
             if value := getattr(config.augment, name):
-                raise UserError(f"augment.{name}: is not for images with boxes, got {value}")
+                raise UserError(
+                    f"augment.{name}: is not supported for images with boxes; expected none, got "
+                    f"{value}"
+                )
         if config.data.holdout:
             raise UserError(
                 "data.holdout: images with boxes cannot be held out; expected 0, got "
                 f"{config.data.holdout:g}"
             )
         if config.data.cache:
-            raise UserError("data.cache: images with boxes are not kept in memory; expected false")
+            raise UserError("data.cache: is not supported for images with boxes; expected false")
         low, high = detect.jitter
         if not 0 < low <= high:
             raise UserError(f"detect.jitter: expected two scales above 0, got {detect.jitter}")
         if len(detect.anchors) != 5:
             raise UserError(
-                f"detect.anchors: expected five sizes, one a level, got {detect.anchors}"
+                f"detect.anchors: expected five sizes, one per level, got {detect.anchors}"
             )
 
     @property
@@ -143,7 +146,7 @@ class DetectionTask(Task):
 
     def describe_data(self, source: Any) -> str:
         left_out = getattr(source, "left_out", 0)
-        note = f"; {left_out} boxes are left out: crowds, or outside of their images"
+        note = f"; {left_out} boxes are not used: crowds, or outside of their images"
         return super().describe_data(source) + (note if left_out else "")
 
     # Model
@@ -151,7 +154,7 @@ class DetectionTask(Task):
     def create_model(self) -> nn.Module:
         config, detect = self.config, self.config.detect
         vit = build_vit(config)
-        seed_everything(config.train.seed, "heads")  # the same on top of every method
+        seed_everything(config.train.seed, "heads")  # the same heads for every method
         try:
             model: Any = detector(
                 detect.kind,
@@ -186,9 +189,9 @@ class DetectionTask(Task):
         return int(self.backbone(model).position_parameters())
 
     def initialize(self, model: nn.Module) -> InitReport:
-        """Fill the ViT with ``train.start_from``.
+        """Load ``train.start_from`` into the ViT.
 
-        That is a classification run, timm's weights by name, or a ``.safetensors`` file with timm's
+        It is a classification run, timm's weights by name, or a ``.safetensors`` file with timm's
         names.
         """
         start, vit = str(self.config.train.start_from), self.backbone(model)
@@ -215,7 +218,7 @@ class DetectionTask(Task):
     def prepare(self, model: Any, accelerator: Accelerator) -> None:
         """Record the backbone as a CUDA graph if ``detect.graph``.
 
-        Only where one GPU trains and gradients are not added up over parts.
+        Only on one GPU and without gradient accumulation.
         """
         config, device = self.config, accelerator.device
         alone = accelerator.num_processes == 1 and config.train.accumulate == 1
@@ -243,9 +246,9 @@ class DetectionTask(Task):
         probe: Probe = NO_PROBE,
         advance: Advance = lambda samples: None,
     ) -> dict[str, Any]:
-        """Return COCO's six metrics, in percent, of images at a size; of masks too.
+        """Return COCO's six metrics of boxes, in percent, at an image size; of masks too.
 
-        Images that could not be read count: nothing was found in them.
+        Unreadable images count as images without detections.
         """
         self.check_probe(model, probe)
         source: BoxSource = validation.source
@@ -270,18 +273,18 @@ class DetectionTask(Task):
         accelerator: Accelerator,
         advance: Advance = lambda samples: None,
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return what is found in this process's images, and the images that cannot be read.
+        """Run a detector on this process's images.
 
         Args:
             model: The detector.
             batches: The images.
-            source: Where they are from.
-            view: The size that they are resized to.
+            source: The source of the images.
+            view: The size that images are resized to.
             accelerator: Of this process.
-            advance: Called with the number of images done.
+            advance: Called with the number of images after every batch.
 
         Returns:
-            Detections in COCO's format, and names.
+            Detections in COCO's format, and the names of unreadable images.
         """
         found: list[dict[str, Any]] = []
         unreadable: list[str] = []
@@ -307,7 +310,7 @@ class DetectionTask(Task):
         return {name: found[name] for name in (*METRICS, "masks") if name in found}
 
     def summarize(self, source: Any, by_view: dict[str, Any]) -> dict[str, Any]:
-        """Return AP and, under "figures", all metrics in every view; and the names of classes."""
+        """Return AP, all metrics in every view with the key "figures", and the class names."""
         figures = {name: self.log_values(found) for name, found in by_view.items()}
         return {**super().summarize(source, by_view), "figures": figures, "classes": source.classes}
 
@@ -319,20 +322,20 @@ class DetectionTask(Task):
         return f"{name} px"
 
     def describe(self, view: str, entry: dict[str, Any]) -> str:
-        """Return all metrics of an entry; "–" where there was nothing to find."""
+        """Return all metrics of an entry; "–" for metrics without annotated objects."""
         values = [(name, entry[name]) for name in METRICS if name in entry]
         text = "  ".join(f"{n} {'–' if v is None else f'{v:.2f}':>6}" for n, v in values)
         return f"{self.format_view(view):>8}  {text} {self.unit}"
 
 
 def _padded(stride: int, size: int) -> int:
-    """Return the side of the padded square: the least multiple of ``stride`` from ``size`` on."""
+    """Return the smallest multiple of ``stride`` that is at least ``size``."""
     return -(-size // stride) * stride
 
 
 @contextlib.contextmanager
 def _resized_to(model: Any, size: int) -> Iterator[None]:
-    """Fit images into a square of another size inside the block."""
+    """Resize images to a square of another size within the block."""
     transform = model.transform
     before = transform.min_size, transform.max_size, transform.size_divisible
     transform.min_size, transform.max_size = (size,), size

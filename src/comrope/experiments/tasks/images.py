@@ -34,7 +34,7 @@ from comrope.experiments.tasks.mixing import MixAndSmooth
 
 __all__ = ["ImageTask", "ImageView", "normalize"]
 
-MAX_COUNTED = 32  # classes, of which it is counted which was taken for which
+MAX_COUNTED = 32  # classes for which a confusion matrix is computed
 
 
 class ImageView(NamedTuple):
@@ -72,16 +72,16 @@ class ImageTask(Task):
         self.check_frames()
 
     def check_frames(self) -> None:
-        """Raise unless the fields that are about clips say that there are none."""
+        """Raise if a field for clips is set."""
         refuse_clips(self.config, "images")
 
     def check_evaluation(self, trained: Config) -> None:
         super().check_evaluation(trained)
         if self.config.data.holdout not in (0.0, trained.data.holdout):
             raise UserError(
-                f"data.holdout: expected {trained.data.holdout:g}, as in training, or 0, the usual "
-                f"validation set, got {self.config.data.holdout:g}: it was trained on some of "
-                "those images"
+                f"data.holdout: expected {trained.data.holdout:g}, as in training, or 0, the "
+                f"validation set, got {self.config.data.holdout:g}, which contains training images "
+                "of the run"
             )
 
     @property
@@ -109,8 +109,8 @@ class ImageTask(Task):
     def check_probe(self, model: nn.Module, probe: Probe) -> None:
         if probe.offset and isinstance(model, TimmModel):
             raise UserError(
-                "offsets: a model of timm finds its positions itself; they cannot be moved; "
-                "expected 0"
+                "offsets: expected 0, since a model of timm computes its own positions, got "
+                f"{probe.offset:g}"
             )
 
     # Data
@@ -137,7 +137,7 @@ class ImageTask(Task):
         return ImageDataset(source, self.transform(view), **self.dataset_options(view))
 
     def dataset_options(self, view: Any | None) -> dict[str, Any]:
-        """Return what ``ImageDataset`` takes besides source and transform."""
+        """Return the options of ``ImageDataset`` other than source and transform."""
         config = self.config
         return {
             "seed": config.train.seed,
@@ -193,14 +193,14 @@ class ImageTask(Task):
         targets = batch.targets.to(step.device, non_blocking=True)
         images, targets = self.mix(self.normalize(batch.inputs, step.device), targets)
         place = self.training_positions(unwrap(model), step)
-        if place.ndim == 3:  # drawn for the whole step: take this part's
+        if place.ndim == 3:  # drawn for all samples of the step: select those of this part
             share, parts = len(images), self.config.train.accumulate
             first = (step.process * parts + step.part) * share
             place = place[first : first + share]
         return self.mix.loss(model(images, place), targets)
 
     def normalize(self, images: Tensor, device: torch.device) -> Tensor:
-        """Return bytes (B, C, ...) as a model expects them, on its device."""
+        """Return the input of a model from bytes (B, C, ...), on its device."""
         return normalize(images, self.config.data.mean, self.config.data.std, device)
 
     def training_positions(self, model: Any, step: Step) -> Tensor:
@@ -209,7 +209,7 @@ class ImageTask(Task):
         place = coordinates.grid(grid, device=step.device)
         if not train.perturbation:
             return place
-        # Drawn for all processes at once, so that the draw does not depend on their number.
+        # Drawn for all processes together, so that the draw does not depend on their number.
         return coordinates.perturb(
             place,
             [1 / size for size in grid],
@@ -231,10 +231,11 @@ class ImageTask(Task):
         probe: Probe = NO_PROBE,
         advance: Advance = lambda samples: None,
     ) -> dict[str, Any]:
-        """Return top-1 in percent, and the counts of which class was taken for which, if few.
+        """Return top-1 in percent, and with few classes the confusion matrix ("taken_for").
 
-        With ``probe.offset`` rho, the coordinates of every image, class token included, are moved
-        by N(0, rho^2) image widths along each axis; each image by its own draw from a fixed seed.
+        With ``probe.offset`` rho, the coordinates of every image, including the class token, are
+        shifted by N(0, rho^2) image widths along each axis. Every image has its own draw, with a
+        fixed seed.
         """
         self.check_probe(model, probe)
         device, classes = accelerator.device, self.config.data.num_classes
@@ -250,7 +251,7 @@ class ImageTask(Task):
             unreadable += batch.unreadable
             images, targets = self.normalize(batch.inputs, device), batch.targets.to(device)
             place = self.positions(model, images, view)
-            if probe.offset:  # by the number of the image, however images are put into batches
+            if probe.offset:  # by the index of the image, independent of batches
                 part = number * accelerator.num_processes + accelerator.process_index
                 first = part * len(targets)
                 own = torch.arange(first, first + len(targets)).clamp(max=len(validation) - 1)
@@ -260,9 +261,9 @@ class ImageTask(Task):
             correct += (predicted == targets).sum()
             count += (targets != IGNORED).sum()
             if len(confusion):
-                known = targets != IGNORED
+                own = targets != IGNORED
                 ones = torch.ones_like(confusion[0, 0])
-                confusion.index_put_((targets[known], predicted[known]), ones, accumulate=True)
+                confusion.index_put_((targets[own], predicted[own]), ones, accumulate=True)
             advance(len(targets) * accelerator.num_processes)
         reshard(model)
         model.train(was_training)
@@ -270,7 +271,9 @@ class ImageTask(Task):
             accelerator, correct, count, float(len(unreadable))
         )
         if not seen:
-            raise UserError(f"data.root: no validation image can be read, such as {unreadable[0]}")
+            raise UserError(
+                f"data.root: no validation image can be read; the first is {unreadable[0]}"
+            )
         result: dict[str, Any] = {"top1": 100 * right / seen, "images": seen, "unreadable": skipped}
         if len(confusion):
             counts = [int(n) for n in sum_over_processes(accelerator, *confusion.flatten())]
@@ -278,16 +281,17 @@ class ImageTask(Task):
         return result
 
     def positions(self, model: Any, images: Tensor, view: Any) -> Tensor:
-        """Return where the tokens of images are in a view, (T, N)."""
+        """Return the coordinates of the tokens of images in a view, (T, N)."""
         place: Tensor = model.token_positions(model.patches.grid_shape(images.shape[2:]))
         return place
 
     # Results
 
     def summarize(self, source: Any, by_view: dict[str, Any]) -> dict[str, Any]:
-        """Return top-1 in every view; of the training resolution which class was taken for which.
+        """Return top-1 in every view, and the confusion matrix at the training resolution.
 
-        "taken_for" has a row of counts for each class, "classes" their names if they have some.
+        "taken_for" is the matrix, one row of counts per true class; "classes" are the class names,
+        if there are any.
         """
         result = super().summarize(source, by_view)
         taken_for = by_view.get(str(self.training_view.resolution), {}).get("taken_for")
@@ -310,8 +314,8 @@ def normalize(
 
     Args:
         images: The pixels.
-        mean, std: Of a channel in [0, 1].
-        device: Where to.
+        mean, std: Per channel in [0, 1].
+        device: Device of the result.
     """
     offset, scale = (_of_channels(tuple(v), images.ndim - 2, device) for v in (mean, std))
     images = images.to(device, non_blocking=True)
@@ -319,7 +323,7 @@ def normalize(
     return (images - offset) / scale
 
 
-@functools.cache  # a copy to a GPU at every batch would wait for it
+@functools.cache  # a copy to a GPU for every batch would synchronize
 def _of_channels(values: tuple[float, ...], axes: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return 255 * torch.tensor(values, device=device).view(1, -1, *[1] * axes)

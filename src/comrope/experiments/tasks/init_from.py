@@ -1,4 +1,4 @@
-"""The weights of a run, or timm's, as the start of another: ``train.start_from``."""
+"""Initial weights from a run or from timm: ``train.start_from``."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ APE_KEYS = re.compile(r"(^|\.)(ape\.codebook|pos_embed)$")
 
 
 class InitReport(NamedTuple):
-    """Where a model started."""
+    """How the initial weights of a model were set."""
 
-    start: str
-    new: list[str]  # tensors that keep their initial values
-    left_out: list[str]  # tensors of the start that the model does not have
+    start: str  # train.start_from
+    new: list[str]  # tensors that keep their initialization
+    left_out: list[str]  # tensors that the model does not have
 
     def note(self) -> str | None:
-        """Return what to print about it."""
+        """Return a line to print, or None."""
         if any(map(APE_KEYS.search, self.left_out)):
-            return f"the absolute positions of {self.start} are left out; model.ape=true keeps them"
+            return f"the absolute positions of {self.start} are not used; model.ape=true keeps them"
         return None
 
 
 class Start(NamedTuple):
-    """Weights to start from, and how they were trained."""
+    """Weights to start from, and the settings that they were trained with."""
 
     tensors: dict[str, Tensor]
     model: Model
@@ -57,24 +57,24 @@ class Start(NamedTuple):
 def init_from_weights(
     model: nn.Module, config: Config, *, unused: Collection[str] = ()
 ) -> InitReport:
-    """Fill a ViT, sharded or not, with the weights of ``train.start_from``: a run's, or timm's.
+    """Load ``train.start_from``, weights of a run or of timm, into a ViT, sharded or not.
 
-    The angles of another method than the run's, or of other axes, keep their initial values, and so
-    does the head for another number of classes. The run's absolute positions and angles may be left
-    out, and what is ``unused``.
+    - Angles keep their initialization if the run has another method or other axes.
+    - The head keeps its initialization if the number of classes differs.
+    - Absolute positions and angles of the run may be left out, and the names in ``unused``.
 
     Raises:
-        UserError: Anything else does not fit.
+        UserError: Other weights do not fit.
     """
     start = _read_start(config)
     own, mine = model.state_dict(), config.model
     new = set()
-    # Angles that fit by shape mean something else on other axes than they were trained for.
+    # Angles may fit by shape on other axes, but they have another meaning there.
     if start.model.position != mine.position or bool(start.frames) != bool(config.data.frames):
         new |= {name for name in own if ANGLE_KEYS.search(name)}
     elif start.model.rotate_values != mine.rotate_values:
         raise UserError(
-            f"model.rotate_values: expected {start.model.rotate_values}, that of "
+            f"model.rotate_values: expected {start.model.rotate_values} as in "
             f"{config.train.start_from}, whose angles are kept; got {mine.rotate_values}"
         )
     if mine.locality_bias not in (0, start.model.locality_bias):
@@ -105,15 +105,16 @@ def fit_weights(
     """Copy tensors into a model, sharded or not, by name.
 
     Args:
-        model: The model. What it has frozen, such as absolute positions that a timm model no longer
-            uses, keeps its values.
+        model: The model. Its frozen parameters, such as absolute positions that a timm model no
+            longer uses, keep their values.
         tensors: The tensors by name.
-        start: Where they are from, for messages.
-        new: Names in the model that keep their initial values.
-        optional: Whether a tensor may be left out that the model does not have.
+        start: The origin of the tensors, for messages.
+        new: Names in the model that keep their initialization.
+        optional: Function from the name of a tensor that the model does not have to whether it may
+            be left out.
 
     Raises:
-        UserError: Some do not fit.
+        UserError: Some tensors do not fit.
     """
     own = model.state_dict()
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -128,7 +129,7 @@ def fit_weights(
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Copy exactly these tensors into a model, sharded or not; ``where`` they are from."""
+    """Copy tensors into a model, sharded or not; all names must fit. ``where`` is for messages."""
     own = model.state_dict()
     check_fit(where, misfits(shapes_of(own), shapes_of(tensors)))
     with torch.no_grad():
@@ -153,7 +154,7 @@ def _read_start(config: Config) -> Start:
     theirs, tensors = read_weights(Path(start), "train.start_from")
     if config.data.holdout not in (0.0, theirs.data.holdout):
         raise UserError(
-            f"data.holdout: expected {theirs.data.holdout:g}, that of {start}, or 0, got "
-            f"{config.data.holdout:g}: it was trained on some of those images"
+            f"data.holdout: expected {theirs.data.holdout:g} as in {start}, or 0, got "
+            f"{config.data.holdout:g}, which contains its training images"
         )
     return Start(tensors, theirs.model, theirs.data.num_classes, theirs.data.frames)

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, and the loss that goes with it."""
+"""Augmentation of batches (mixup, CutMix, random erasing), and the loss of mixed targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MixAndSmooth"]
 
 
 class MixAndSmooth:
-    """Mixup, cutmix, random erasing and label smoothing, and the loss of such targets."""
+    """Mixup, CutMix, random erasing and label smoothing, and the loss of such targets."""
 
     def __init__(self, augment: Augment, num_classes: int) -> None:
         self.smoothing, self.erasing = augment.smoothing, augment.erase
@@ -37,13 +37,13 @@ class MixAndSmooth:
         if self.mixup is not None:
             if len(images) % 2:
                 raise UserError(
-                    "augment.mixup: mixes pairs, so every process needs an even number of images "
-                    f"a part; got {len(images)}"
+                    "augment.mixup: needs an even number of images per process and part, because "
+                    f"images are mixed in pairs; got {len(images)}"
                 )
             images, targets = self.mixup(images, targets)
         return images, targets
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits (B, classes)."""
-        smoothing = 0.0 if self.mixup is not None else self.smoothing  # mixed in already
+        smoothing = 0.0 if self.mixup is not None else self.smoothing  # in the targets already
         return nn.functional.cross_entropy(logits.float(), targets, label_smoothing=smoothing)

@@ -1,8 +1,8 @@
-"""Checkpoints: a folder a step, weights and optimizer as safetensors, the rest as JSON.
+"""Checkpoints: one folder per step, with weights and optimizer as safetensors, the rest as JSON.
 
-A folder is written under another name, its checksums included, and then renamed: a checkpoint is
-complete or does not exist. It is read only if every file has its checksum; otherwise the one before
-it is used.
+A folder with its checksums is written under another name and then renamed, so every checkpoint is
+complete. A checkpoint is read only if all files have their checksums; otherwise the previous one is
+used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def save(
         step: The steps done.
         tensors: By part and name.
         values: Plain values, for JSON.
-        keep: How many checkpoints remain.
+        keep: Number of checkpoints that remain.
 
     Returns:
         The folder of the checkpoint.
@@ -79,21 +79,21 @@ def save(
     except (OSError, SafetensorError) as error:  # a full disk raises either
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(
-            f"checkpoint {target} cannot be written ({error}); those before it are unchanged"
+            f"checkpoint {target} cannot be written ({error}); earlier ones are unchanged"
         ) from None
     found = _steps(folder)
     for other, path in found.items():
-        # Later ones, damaged or not, are of a training that a resume has left.
+        # Later checkpoints are from before a resume at an earlier step.
         if other > step or other in sorted(s for s in found if s <= step)[:-keep]:
             shutil.rmtree(path)
     return target
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint, None if there is none; damaged ones are reported.
+    """Return the newest complete checkpoint, or None; report damaged ones.
 
     Raises:
-        UserError: There are checkpoints, but all are damaged.
+        UserError: All checkpoints are damaged.
     """
     refused = []
     for checkpoint in _newest_first(folder):
@@ -110,7 +110,7 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
-    """Yield checkpoints, or why they are not complete."""
+    """Yield complete checkpoints, and for damaged ones the reason."""
     for step, path in sorted(_steps(folder).items(), reverse=True):
         try:
             content, digest = (path / STATE).read_text().splitlines()
@@ -123,7 +123,7 @@ def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
             yield Checkpoint(path, step, values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"checkpoint {path} is damaged: {error}"
-            print(f"{reason}; looking for the one before it", file=sys.stderr, flush=True)
+            print(f"{reason}; trying the previous one", file=sys.stderr, flush=True)
             yield reason
 
 

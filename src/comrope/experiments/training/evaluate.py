@@ -54,8 +54,8 @@ def evaluate_view(
         view: The view.
         accelerator: Of this process.
         bar: The progress bar.
-        label: What to call the view in it.
-        probe: What is changed about the coordinates.
+        label: Name of the view in the progress bar.
+        probe: Change of the coordinates.
         check: Called after every batch; may raise.
 
     Returns:
@@ -87,7 +87,7 @@ def evaluate_run(
 
     Args:
         folder: The folder of the run.
-        overrides: Fields to change, as ``Config.with_overrides`` takes them.
+        overrides: Fields to change, as in ``Config.with_overrides``.
         data: Short for ``data.root``.
         resolutions: Sizes to evaluate at; by default the views of the configuration.
         only: The names of some of these views; by default all.
@@ -96,7 +96,7 @@ def evaluate_run(
 
     Returns:
         An entry for every view and offset: "view", the fields of the view, "offset", and metrics.
-        Empty but in the main process.
+        Empty in all processes except the main one.
     """
     trained, model = load_run(folder)
     config = trained.with_overrides(overrides)

@@ -1,4 +1,4 @@
-"""Loss, speed, time spent waiting for data: of a training since the last report, and of a run."""
+"""Loss, speed and share of time spent waiting for data, since the last report and of a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Meter", "Report", "summarize_evaluations", "summarize_speed"]
 
 
 class Report(NamedTuple):
-    """What a meter measured."""
+    """Measurements since the last report."""
 
     loss: Tensor  # mean over the steps, of this process
     steps_per_second: float
-    waiting: float  # part of the time that was spent waiting for data
+    waiting: float  # share of the time spent waiting for data
 
 
 class Meter:
@@ -39,7 +39,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the block out of the time: it is not training."""
+        """Exclude the block from the measured time."""
         begun = time.perf_counter()
         yield
         self.started += time.perf_counter() - begun
@@ -52,12 +52,12 @@ class Meter:
         """Raise if a loss since the last report is not finite."""
         if self.losses and not torch.stack(self.losses).isfinite().all():
             raise UserError(
-                f"the loss is not finite before step {step}; existing checkpoints are from before. "
-                "A smaller optim.lr or optim.clip_grad may help"
+                f"the loss is not finite before step {step}; existing checkpoints are earlier. Try "
+                "a smaller optim.lr or optim.clip_grad"
             )
 
     def report(self) -> Report:
-        """Return what was measured since the last report, and begin anew."""
+        """Return the measurements since the last report, and restart."""
         seconds = time.perf_counter() - self.started
         found = Report(
             torch.stack(self.losses).mean(), len(self.losses) / seconds, self.waited / seconds
@@ -71,11 +71,11 @@ class Meter:
 
 
 def summarize_evaluations(by_view: Mapping[str, Any], samples: str) -> dict[str, Any]:
-    """Return how many samples were evaluated and how long that took.
+    """Return the number of evaluated samples and the duration.
 
     Args:
         by_view: The evaluations by the name of their view.
-        samples: What the samples are called.
+        samples: Key of the number of samples.
     """
     return {
         samples: max(found[samples] for found in by_view.values()),
@@ -87,14 +87,14 @@ def summarize_evaluations(by_view: Mapping[str, Any], samples: str) -> dict[str,
 def summarize_speed(records: Sequence[Mapping[str, Any]], speed: str) -> dict[str, Any]:
     """Return the median speed and the mean share of waiting, after the first quarter of a run.
 
-    The first quarter has compilation and cold caches.
+    The first quarter contains compilation and cold caches.
 
     Args:
         records: The "train" records of its log.
         speed: The key of the speed in them.
     """
-    settled = records[len(records) // 4 :] or records
+    later = records[len(records) // 4 :] or records
     return {
-        speed: statistics.median(record[speed] for record in settled),
-        "waiting_for_data": statistics.mean(record["waiting_for_data"] for record in settled),
+        speed: statistics.median(record[speed] for record in later),
+        "waiting_for_data": statistics.mean(record["waiting_for_data"] for record in later),
     }

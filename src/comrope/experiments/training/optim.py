@@ -14,20 +14,20 @@ from comrope.optim import split_parameters
 
 __all__ = ["create_optimizer", "create_schedule", "parameter_groups"]
 
-FUSED = ("adam", "adamw")  # torch's that are one launch a group
-SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the step alone
+FUSED = ("adam", "adamw")  # torch's optimizers with one launch per group
+SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the step
 
 
 def parameter_groups(
     optim: Optim, model: nn.Module, layer_of: Callable[[str], int | None]
 ) -> list[dict[str, Any]]:
-    """Return groups as ``comrope.parameter_groups``, with the scale of timm's schedules.
+    """Return groups as in ``comrope.parameter_groups``, with "lr_scale" for timm's schedules.
 
     Args:
         optim: The section ``optim``.
         model: The model.
-        layer_of: From the name of a parameter to its layer; 0 comes before all layers, None after
-            them. With ``optim.layer_decay``, every layer has groups of its own.
+        layer_of: Function from the name of a parameter to its layer; 0 is before all layers, None
+            after them. With ``optim.layer_decay``, every layer has its own groups.
     """
     layers = {id(parameter): layer_of(name) for name, parameter in model.named_parameters()}
     top = 1 + max((layer for layer in layers.values() if layer is not None), default=0)
@@ -55,7 +55,8 @@ def create_optimizer(
     """Return timm's optimizer ``optim.name`` for a model; see ``parameter_groups``."""
     from timm.optim import create_optimizer_v2
 
-    # One launch a group: with a group for every layer, others keep the CPU busier than the GPU.
+    # With groups for every layer, optimizers that are not fused take longer on the CPU than on the
+    # GPU.
     on_gpu = all(parameter.is_cuda for parameter in model.parameters())
     options: dict[str, Any] = {"fused": True} if on_gpu and optim.name in FUSED else {}
     try:
@@ -72,7 +73,7 @@ def create_optimizer(
 
 
 def create_schedule(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Any:
-    """Return timm's schedule, a function of the step; the warm-up is a share of all steps."""
+    """Return timm's schedule per step; the warm-up is a share of all steps."""
     from timm.scheduler import create_scheduler_v2
 
     optim, epochs = config.optim, config.train.epochs

@@ -1,4 +1,4 @@
-"""What a run continues from: weights, averages and optimizer state, to and from plain tensors."""
+"""The state of a training: weights, averages and optimizer state, to and from plain tensors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = [
 
 
 class TrainingState(Protocol):
-    """All that a trainer continues from after a step."""
+    """The complete state of a trainer after a step."""
 
     @property
     def label(self) -> str:
-        """What to call it in a message."""
+        """Its name in messages."""
 
     @property
     def step(self) -> int: ...
 
     @property
     def values(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
+        """JSON values."""
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return a part of the tensors: "model", "optimizer" or "average"."""
@@ -63,14 +63,14 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
-        """Add the parameters after a step; the first steps weigh more, to forget the start soon."""
+        """Add the parameters after a step. The decay is smaller in the first steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, parameter in model.named_parameters():
             self.tensors[name].lerp_(parameter, 1 - decay)
 
     @contextlib.contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Use the averages as the parameters inside the block."""
+        """Use the averages as the parameters within the block."""
         self._exchange(model)
         try:
             yield
@@ -85,7 +85,7 @@ class Average:
             self.tensors[name] = own
 
     def load(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Take the averages from full tensors."""
+        """Load the averages from full tensors."""
         parameters = dict(model.named_parameters())
         self.tensors = {name: shard_like(t, parameters[name]) for name, t in tensors.items()}
 
@@ -101,7 +101,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def optimizer_numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
-    """Return the numbers of the parameter groups: timm's lamb, adan, ... count steps there."""
+    """Return the numbers in the parameter groups, where timm's lamb, adan, ... count steps."""
     return [
         {
             key: value.item() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Train a configuration in a folder: its lock, signals, checkpoints, log and result."""
+"""Train a configuration in a folder, with a lock, signals, checkpoints, log and result."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = ["RunFolder", "is_finished", "train"]
 
 
 def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]:
-    """Run a configuration in a folder, from where it was interrupted, and return its result.
+    """Train a configuration in a folder, or resume it, and return its result.
 
-    A finished run is not run again; a folder that holds another run is refused.
+    A finished run is not repeated. A folder with another run is refused.
 
     Args:
         config: The configuration.
@@ -49,7 +49,7 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
         progress: Show progress bars.
 
     Returns:
-        The result, as in ``result.json``; empty but in the main process.
+        The result, as in ``result.json``; empty in all processes except the main one.
     """
     task = task_of(config)
     start_server(config.data.workers)  # before this process uses a GPU
@@ -67,8 +67,8 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
         except Interrupted as stopped:
             raise Interrupted(f"{out}: {stopped}") from None
         result = _write(trainer, folder, outcome)
-    if folder.stop is not None:  # too late for this run, but not for a run after it
-        raise Interrupted(f"{out}: finished, and stopped as asked")
+    if folder.stop is not None:  # too late for this run, but it stops later runs
+        raise Interrupted(f"{out}: finished, then stopped by a signal")
     return result
 
 
@@ -80,21 +80,21 @@ def is_finished(config: Config, out: Path) -> bool:
 
 
 class RunFolder:
-    """The sink of a trainer whose run is a folder, and who asks it to stop.
+    """A sink of a trainer that writes to a folder, and stops the trainer on signals.
 
     Args:
         out: The folder.
-        keep: How many checkpoints remain.
-        is_main: Whether this is the main process: only that one writes.
+        keep: Number of checkpoints that remain.
+        is_main: Whether this is the main process, which alone writes.
     """
 
     def __init__(self, out: Path, *, keep: int = 2, is_main: bool = True) -> None:
         self.out, self.keep, self.is_main = out, keep, is_main
-        self.stop: int | None = None  # the signal that asked for it
+        self.stop: int | None = None  # the received signal
         self.records: Log | None = None
 
     def should_stop(self, step: int) -> bool:
-        """Return whether a signal asked this process to stop."""
+        """Return whether this process received a signal to stop."""
         return self.stop is not None
 
     def checkpoint(self, state: Snapshot) -> None:
@@ -117,7 +117,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Refuse other runs in the folder inside the block."""
+        """Lock the folder within the block; raise if another process has locked it."""
         if not self.is_main:
             yield
             return
@@ -131,7 +131,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """On SIGTERM or Ctrl-C finish the step, save and leave; on a second Ctrl-C at once."""
+        """Stop after the current step on SIGTERM or Ctrl-C; immediately on a second Ctrl-C."""
 
         def ask(number: int, _: Any) -> None:
             if self.stop is not None and number == signal.SIGINT:
@@ -156,7 +156,7 @@ def _begin(trainer: Trainer, folder: RunFolder) -> None:
     step = 0 if found is None else found.step
     if step != broadcast(accelerator, step):
         raise UserError(
-            f"out: not every process sees the checkpoints in {out}; expected storage that all share"
+            f"out: not every process can read the checkpoints in {out}; expected shared storage"
         )
     report = None
     if found is None:
@@ -180,7 +180,7 @@ def _begin(trainer: Trainer, folder: RunFolder) -> None:
 
 
 def _write(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
-    """Write weights and result; return the latter, empty but in the main process."""
+    """Write weights and result; return the result, empty except in the main process."""
     result: dict[str, Any] = {}
     if trainer.is_main:
         assert folder.records is not None
@@ -214,10 +214,10 @@ def _summary(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str,
 
 
 def _add_views(task: Task, out: Path, accelerator: Accelerator, progress: bool) -> dict[str, Any]:
-    """Return the result of a finished run, after evaluation in the views that it has not yet."""
+    """Evaluate a finished run in the missing views of its configuration; return its result."""
     result = read_result(out)
     if result is None:
-        raise UserError(f"out: not every process sees {out}; expected storage that all share")
+        raise UserError(f"out: not every process can read {out}; expected shared storage")
     missing = [name for name in task.views() if name not in result[task.headline]]
     if missing:
         found = evaluate_run(out, overrides=runtime(task.config), only=missing, progress=progress)

@@ -1,7 +1,7 @@
-"""The training loop: steps, gradients, averages, and when to evaluate.
+"""The training loop: steps, gradients, averages, evaluation between epochs.
 
-It sees no path, no signal and no lock: a ``Sink`` keeps its checkpoints and its log, and says when
-to stop.
+It has no access to paths, signals or locks. A ``Sink`` stores checkpoints and records, and requests
+the stop.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ from comrope.experiments.training.state import (
 
 __all__ = ["Outcome", "Sink", "Trainer"]
 
-ASK_EVERY = 4  # steps between questions to all processes whether to stop: each is a round trip
+ASK_EVERY = 4  # steps between exchanges over all processes about stopping
 
 
 class Sink(Protocol):
-    """Where a trainer's checkpoints and records go. Every process has one."""
+    """Storage of a trainer's checkpoints and records. Every process has one."""
 
     def should_stop(self, step: int) -> bool:
-        """Return whether this process was asked to stop, by now or after this step."""
+        """Return whether this process should stop, now or after this step."""
 
     def checkpoint(self, state: Snapshot) -> None:
-        """Keep a training state; only the main process's has tensors."""
+        """Store a training state; only the main process has tensors in it."""
 
     def log(self, event: str, **values: Any) -> None:
-        """Keep a record; called in the main process only."""
+        """Store a record; called in the main process only."""
 
 
 class Outcome(NamedTuple):
-    """What a training ends with."""
+    """The outcome of a training."""
 
     by_view: dict[str, dict[str, Any]]  # evaluations by the name of their view
-    weights: dict[str, Tensor]  # the evaluated ones, on the CPU; empty but in the main process
-    unreadable: int  # training samples that were skipped, over all processes
+    weights: dict[str, Tensor]  # evaluated weights on the CPU; empty except in the main process
+    unreadable: int  # skipped training samples, over all processes
 
 
 class Trainer:
-    """A task in training.
+    """Train a task.
 
     Args:
-        task: What is trained.
+        task: The task.
         accelerator: Of this process.
-        sink: Keeps checkpoints and records.
-        label: What to call the run in progress bars.
+        sink: Storage of checkpoints and records.
+        label: Name of the run in progress bars.
         progress: Show progress bars.
 
-    Call ``initialize`` or ``restore``, then ``fit`` and ``finish``; and ``close`` in any case.
+    Call ``initialize`` or ``restore``, then ``fit`` and ``finish``, and ``close`` in any case.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Trainer:
         self.validation = task.validation(self.validation_source, **share)
         self.stream: Iterator[Any] | None = None
         if train.compile:
-            torch.compiler.reset()  # what an earlier run compiled is not needed any more
+            torch.compiler.reset()  # drop the compilations of earlier runs
             task.compile(model)
         self.model = distribute(model, train.strategy, accelerator, task.blocks(model))
         self.bare = unwrap(self.model)
@@ -118,7 +118,7 @@ class Trainer:
         self.unreadable = 0  # training samples that this process skipped
 
     def initialize(self) -> InitReport | None:
-        """Begin at step 0, with the weights of ``train.start_from`` if there are some."""
+        """Begin at step 0, with the weights of ``train.start_from`` if it is set."""
         if self.config.train.start_from is None:
             return None
         report = self.task.initialize(self.bare)
@@ -146,8 +146,8 @@ class Trainer:
         norms = torch.stack([gather_tensor(p.norm()) for p in self.bare.parameters()])
         if not norms.isfinite().all():
             raise UserError(
-                f"the weights are not finite after step {self.step}; existing checkpoints are from "
-                "before. A smaller optim.lr or optim.clip_grad may help"
+                f"the weights are not finite after step {self.step}; existing checkpoints are "
+                "earlier. Try a smaller optim.lr or optim.clip_grad"
             )
         parts = {
             "model": self.bare.state_dict(),
@@ -166,7 +166,7 @@ class Trainer:
         """Train to the last step.
 
         Raises:
-            Interrupted: The sink asked to stop; the state is in a checkpoint.
+            Interrupted: The sink requested a stop; the state is in a checkpoint.
         """
         train, meter = self.config.train, Meter()
         self.batches.start = self.step
@@ -220,7 +220,7 @@ class Trainer:
         return loss
 
     def evaluate(self, views: Mapping[str, Any], *, progress: bool = False) -> dict[str, Any]:
-        """Return the evaluations in some views, by name, of the averaged weights if there are."""
+        """Return the evaluations in some views, by name; with averaged weights if there are any."""
         found = {}
         with self._evaluated_weights(), progress_bar(progress, self.task.samples) as bar:
             for name, view in views.items():
@@ -251,7 +251,7 @@ class Trainer:
         self.validation.close()
 
     def _next(self, stream: Iterator[Any], meter: Meter) -> Any:
-        """Return the next batch; report and count what could not be read."""
+        """Return the next batch; report and count unreadable samples."""
         with meter.waiting():
             batch = next(stream)
         if batch.fatal:
@@ -262,7 +262,7 @@ class Trainer:
         return batch
 
     def _report(self, meter: Meter) -> str:
-        """Log a record of the last steps; return a note for the progress bar."""
+        """Log a record of the last steps; return its text for the progress bar."""
         meter.require_finite(self.step)
         loss, steps_per_second, waiting = meter.report()
         total, unreadable = sum_over_processes(self.accelerator, loss, float(self.unreadable))
@@ -293,7 +293,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _evaluate_between_epochs(self) -> None:
-        """Evaluate in the training view every few epochs; the last epoch is left to ``finish``."""
+        """Evaluate in the training view every few epochs, but not the last, as ``finish`` does."""
         epoch, within = divmod(self.step, self.batches.steps_per_epoch)
         every = self.config.evaluate.every
         if within or not every or epoch % every or self.step == self.batches.steps:
@@ -308,9 +308,9 @@ class Trainer:
             self.sink.log("evaluation", step=self.step, epoch=epoch, **values, seconds=took)
 
     def _check_in_evaluation(self) -> None:
-        """Raise if this process, the only one, was asked to stop.
+        """Raise if this process should stop and is the only one.
 
-        Several processes would not stop at the same sample: they finish the evaluation.
+        Several processes finish the evaluation, because they would stop at different samples.
         """
         if self.accelerator.num_processes == 1 and self.sink.should_stop(self.step):
             raise Interrupted("stopped in evaluation; the same command continues")
