@@ -125,7 +125,7 @@ def test_what_cannot_be_gathered_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^gather: "):
         gathered(tmp_path, "cost")
     finish_runs(tmp_path, "classification", accuracy)
-    with pytest.raises(UserError, match=r"^out: .* measures"):
+    with pytest.raises(UserError, match=r"^out: .* measurements"):
         gathered(tmp_path, "offset")
     assert not list(tmp_path.glob("c*"))
 

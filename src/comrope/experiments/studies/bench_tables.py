@@ -11,16 +11,16 @@ from comrope.experiments.studies.tables import markdown_table
 
 __all__ = ["TABLES", "bench_table"]
 
-EPOCHS, IMAGES = 200, 1_281_167  # of a run of Tab. 1, on ImageNet-1K
+EPOCHS, IMAGES = 200, 1_281_167  # per run of Tab. 1, on ImageNet-1K
 
 
 def bench_table(name: str, results: Results) -> str:
-    """Return the table of a name in ``TABLES``, or else that of a suite of ``comrope bench``."""
+    """Return a table by its name in ``TABLES``, else that of a suite of ``comrope bench``."""
     return TABLES[name](results) if name in TABLES else suite(results, name)
 
 
 def training(results: Results) -> str:
-    """Images a second in training, by method."""
+    """Return the table of images per second in training, by method."""
     lines = [
         [
             method_label(row["method"]),
@@ -38,7 +38,7 @@ def training(results: Results) -> str:
 
 
 def detection(results: Results) -> str:
-    """Training steps of a detector, by method."""
+    """Return the table of training steps of a detector, by method."""
     has_memory = None not in [row["peak_gib"] for row in results["rows"].values()]
     header = ["method", "step, ms", "÷ APE", "kernels, ms", "÷ APE"]
     header += ["peak memory, GiB", "÷ APE"] if has_memory else []
@@ -57,9 +57,9 @@ def detection(results: Results) -> str:
 
 
 def suite(results: Results, name: str) -> str:
-    """Eager and compiled rows of one name side by side, in times of the suite's baseline.
+    """Return the table of a suite's last part, relative to its baseline.
 
-    Of a suite with several parts, the last one.
+    One line has the eager and the compiled row of a name.
     """
     of_suite = [row for row in results["rows"] if row["suite"] == name]
     title = of_suite[-1]["part"]
@@ -84,7 +84,7 @@ def suite(results: Results, name: str) -> str:
 
 
 def copying(results: Results) -> str:
-    """Rotations by our kernels: time, and the share of the speed of copying memory."""
+    """Return the table of rotations by our kernels: time, and share of the copy bandwidth."""
     lines = []
     for row in results["rows"]:
         precomputed = "precomputed" in row["name"] or row["name"] == "rope-mixed, triton"
@@ -105,11 +105,11 @@ def copying(results: Results) -> str:
 
 
 def scaling(results: Results) -> str:
-    """GPU hours of Tab. 1, from compiled steps of the paper's ViT, if GPUs scale perfectly."""
+    """Return the table of GPU hours for Tab. 1, from compiled steps and perfect scaling."""
     gpus, hours = (1, 8, 64), {}
     for row in results["rows"]:
-        whole = row["suite"] == "vit" and row["name"] in ("APE", *METHODS) and row["compiled"]
-        if whole and row["method"] != "none":
+        is_vit = row["suite"] == "vit" and row["name"] in ("APE", *METHODS) and row["compiled"]
+        if is_vit and row["method"] != "none":
             batch = re.search(r"batch (\d+)", row["part"])
             assert batch is not None
             steps = EPOCHS * IMAGES / int(batch[1])
@@ -127,7 +127,7 @@ def scaling(results: Results) -> str:
 
 
 def algorithm_1(results: Results) -> str:
-    """The spectral backend against the paper's Algorithm 1, by method and kind of positions."""
+    """Return the table of the spectral backend and the paper's Algorithm 1."""
     header = ["method", "positions", "Algorithm 1", "spectral", "ratio", "peak memory", "error"]
     lines = []
     for row in results["rows"]:

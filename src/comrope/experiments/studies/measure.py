@@ -1,4 +1,4 @@
-"""Finished runs of a study: what is known of them, what is measured, and the rows they make."""
+"""Finished runs of a study: find them, measure them, and gather them into rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "usable",
 ]
 
-FEW = 2  # missing rows of one name that are listed one by one
+FEW = 2  # up to so many missing rows of one name are listed one by one
 
 
 class NoRuns(UserError):
@@ -42,7 +42,7 @@ class NoRuns(UserError):
 
 
 class Finished(NamedTuple):
-    """A finished run: its configuration as a study plans it, and what is kept of it."""
+    """A finished run: its configuration in the plan of a study, and its record."""
 
     config: Config
     record: Record
@@ -52,19 +52,19 @@ class Runs:
     """The finished runs that a study uses: those in its folder, then those of a store.
 
     Args:
-        folder: The folder of the runs that are trained here.
-        known: A store of more runs, whose weights are not kept.
+        folder: The folder of the study's own runs.
+        known: A store of more runs, without weights.
     """
 
     def __init__(self, folder: Path, known: RunStore | None = None) -> None:
         self.folder, self.trained, self.known = folder, FolderStore(folder), known
 
     def path(self, config: Config) -> Path:
-        """Return the folder of a run that is trained here."""
+        """Return the folder of one of the study's own runs."""
         return self.trained.folder(config)
 
     def find(self, config: Config) -> Record | None:
-        """Return a run that is finished and evaluated in every view of its configuration."""
+        """Return a run if it is finished and evaluated in every view of its configuration."""
         task = task_of(config)
         for store in (self.trained, self.known):
             record = None if store is None else store.find(config)
@@ -81,14 +81,14 @@ def gather_study(
     measure: bool = False,
     progress: bool = False,
 ) -> Results:
-    """Return the part of results.json that existing runs give.
+    """Return the part of results.json that comes from existing runs.
 
     Args:
-        study: the study.
-        rows: the configurations of every row.
-        runs: the runs to choose from. Their data may be missing.
-        measure: measure what is not known yet, where weights and data are there.
-        progress: print what is measured.
+        study: The study.
+        rows: The configurations of every row.
+        runs: The available runs. Their data may be missing.
+        measure: Measure runs without a stored measurement, if their weights and data exist.
+        progress: Print the name of every measured run.
 
     Returns:
         "rows", "missing" (names of rows without a run) and "machine" (of the newest run).
@@ -97,11 +97,11 @@ def gather_study(
         row: [found for c in configs if (found := usable(study, c, runs, measure=measure))]
         for row, configs in rows.items()
     }
-    own = [row for row in rows if row.finetuned] or [*rows]  # without what they start from
+    own = [row for row in rows if row.finetuned] or [*rows]  # without the pre-trained runs
     if not any(existing[row] for row in own):
         raise NoRuns(
-            f"out: {runs.folder} holds no finished run of the study {study.name} with all that it "
-            "measures; expected at least one"
+            f"out: {runs.folder} holds no finished run of the study {study.name} with its "
+            "measurements; expected at least one"
         )
     gathered = [
         gather_row(study, row, found, anywhere=True, progress=progress)
@@ -126,7 +126,7 @@ def gather_row(
     anywhere: bool = False,
     progress: bool = False,
 ) -> Results:
-    """Return one row of results.json; ``anywhere`` accepts results of data at another place."""
+    """Return one row of results.json; ``anywhere`` accepts results of data in other folders."""
     runs = [_run(study, each, anywhere, progress) for each in found]
     config = found[0].config
     gathered: Results = {
@@ -147,7 +147,7 @@ def gather_row(
 
 
 def _spread(found: Sequence[Any]) -> dict[str, Any]:
-    """Return mean and standard deviation over seeds: of numbers, or of each entry of mappings."""
+    """Return mean and standard deviation over seeds, of numbers or of every entry of mappings."""
     if isinstance(found[0], dict):
         return {key: _spread([each[key] for each in found]) for key in found[0]}
     return spread(found)
@@ -169,13 +169,13 @@ def _run(study: Study, found: Finished, anywhere: bool, progress: bool) -> Resul
 def measure_run(
     wanted: Measurement, run: Finished, *, anywhere: bool = False, progress: bool = False
 ) -> dict[str, Any]:
-    """Return what a study measures of a run: what is kept of it, or measured now and kept.
+    """Return the measurement of a run: the stored one, else a new one, which is stored.
 
     Args:
-        wanted: What is measured.
+        wanted: The measurement.
         run: The run.
-        anywhere: Use a kept result of data at another place. It is used without weights, too.
-        progress: Print what is measured.
+        anywhere: Accept stored results of data in other folders; always for runs without weights.
+        progress: Print the name of a measured run.
     """
     config, record = run
     weights = _weights(record)
@@ -187,28 +187,28 @@ def measure_run(
             say(f"{wanted.name}: {record.name}")
         found = wanted.run(config, weights)
         if create_accelerator(config.train.device).is_main_process:
-            kept = {"about": wanted.key_of(config), "found": found}
-            write_text(weights / f"{wanted.name}.json", json.dumps(kept) + "\n")
+            stored = {"about": wanted.key_of(config), "found": found}
+            write_text(weights / f"{wanted.name}.json", json.dumps(stored) + "\n")
     return found
 
 
 def _weights(record: Record) -> Path | None:
-    """Return the folder of a run if its weights are there."""
+    """Return the folder of a run if it has the run's weights."""
     folder = record.folder
     return folder if folder is not None and (folder / WEIGHTS).is_file() else None
 
 
 def _known(wanted: Measurement, run: Finished, anywhere: bool) -> dict[str, Any] | None:
-    """Return a kept measurement with the same key; ``anywhere`` ignores the place of the data."""
-    kept, key = run.record.measured.get(wanted.name, {}), wanted.key_of(run.config)
-    then = kept.get("about", {})
+    """Return a stored measurement with the same key; ``anywhere`` ignores the data folder."""
+    stored, key = run.record.measured.get(wanted.name, {}), wanted.key_of(run.config)
+    then = stored.get("about", {})
     if anywhere and wanted.needs_data:
         then = {**then, "root": key["root"]}
-    return kept.get("found") if then == key else None
+    return stored.get("found") if then == key else None
 
 
 def usable(study: Study, config: Config, runs: Runs, *, measure: bool) -> Finished | None:
-    """Return a run if it is finished and what the study measures is known, or can be measured."""
+    """Return a run if it is finished and its measurement is stored or can be measured."""
     record, wanted = runs.find(config), study.measurement
     if record is None:
         return None
@@ -222,7 +222,7 @@ def usable(study: Study, config: Config, runs: Runs, *, measure: bool) -> Finish
 
 @contextlib.contextmanager
 def evaluating(config: Config, folder: Path) -> Iterator[Callable[[Probe], dict[str, Any]]]:
-    """Give a function that evaluates a trained run in its training view, with a probe."""
+    """Yield a function from a probe to the evaluation of a trained run in its training view."""
     task, model = task_of(config), load_run(folder)[1]
     accelerator = create_accelerator(config.train.device)
     model.to(accelerator.device)
@@ -238,7 +238,7 @@ def evaluating(config: Config, folder: Path) -> Iterator[Callable[[Probe], dict[
 
 
 def _names(missing: list[Row], rows: list[Row]) -> list[str]:
-    """Return the names of missing rows, or how many there are of a name with many."""
+    """Return the names of missing rows; the number of rows instead if many share a name."""
     found: dict[str, None] = {}
     for row in missing:
         alike = [each for each in missing if each.name == row.name]
@@ -248,7 +248,7 @@ def _names(missing: list[Row], rows: list[Row]) -> list[str]:
 
 
 def _distinct_name(row: Row, rows: list[Row]) -> str:
-    """Return the name of a row, with the settings that distinguish it from others of this name."""
+    """Return the name of a row, with the settings that differ from other rows of this name."""
     alike = [each for each in rows if each.name == row.name]
     details = []
     if len({each.perturbation for each in alike}) > 1:

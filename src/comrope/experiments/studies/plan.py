@@ -1,4 +1,4 @@
-"""A study at a preset, as a command requests it: the configuration of every run."""
+"""The plan of a study at a preset: the configuration of every run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from comrope.experiments.tasks import task_of
 
 __all__ = ["Plan", "Request", "find_preset"]
 
-PRETRAIN = "pretrain."  # in front of a field for the runs that others start from
+PRETRAIN = "pretrain."  # prefix of fields for the runs that others start from
 
 
 class Plan(NamedTuple):
-    """What the rows have in common, and the configurations of each row, one a seed."""
+    """The common configuration, and the configurations of each row, one per seed."""
 
     base: Config
     rows: dict[Row, list[Config]]
@@ -39,15 +39,15 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """A study at a preset, with what a command changes.
+    """A study at a preset, with the options of a command.
 
     Args:
-        study: the study.
-        preset: the scale.
-        data: folder of the data, instead of the recipe's.
-        seeds: runs a row, instead of the study's.
-        methods: only rows of these methods.
-        overrides: "field=value" for all rows; with "pretrain." in front, for the runs that they
+        study: The study.
+        preset: The scale.
+        data: Folder of the data, instead of the recipe's.
+        seeds: Runs per row, instead of the study's number.
+        methods: Only rows of these methods.
+        overrides: "field=value" for all rows; with the prefix "pretrain." for the runs that they
             start from.
     """
 
@@ -60,12 +60,12 @@ class Request:
 
     @property
     def num_seeds(self) -> int:
-        """Runs a row, if the row sets no maximum."""
+        """Runs per row, if the row sets no maximum."""
         return self.seeds or self.study.seeds(self.preset)
 
     @property
     def folder(self) -> str:
-        """The name of the folder of results: the study's, and a digest of what was changed."""
+        """The name of the results folder: the study's, with a digest of the options."""
         if not (self.methods or self.seeds or self.overrides):
             return self.study.name
         changed = json.dumps([self.seeds, sorted(self.overrides)])
@@ -73,11 +73,11 @@ class Request:
         return "-".join((self.study.name, *self.methods, digest))
 
     def plan(self, runs: Path, *, gather: bool = False) -> Plan:
-        """Return every run, those that others start from first.
+        """Return every run; runs that others start from come first.
 
         Args:
-            runs: the folder of the folders of runs.
-            gather: nothing will be trained, so data may be missing.
+            runs: The folder that contains the folders of runs.
+            gather: Whether nothing is trained, so that data may be missing.
         """
         study, preset = self.study, self.preset
         first = [text for text in self.overrides if study.start and text.startswith(PRETRAIN)]
@@ -116,17 +116,17 @@ class Request:
         return min(row.max_seeds, self.num_seeds)
 
     def _check_methods(self, rows: list[Row]) -> None:
-        known = [*dict.fromkeys(row.method for row in rows)] or METHODS
+        methods = [*dict.fromkeys(row.method for row in rows)] or METHODS
         for method in self.methods:
-            if method not in known:
+            if method not in methods:
                 raise UserError(
-                    f"methods: expected some of {', '.join(known)}; got {method!r}"
-                    f"{suggest(method, known)}"
+                    f"methods: expected some of {', '.join(methods)}; got {method!r}"
+                    f"{suggest(method, methods)}"
                 )
 
 
 def find_preset(name: str) -> Preset:
-    """Return the preset of a name, or raise."""
+    """Return a preset by name."""
     if name not in PRESETS:
         raise UserError(
             f"preset: expected one of {', '.join(PRESETS)}; got {name!r}{suggest(name, PRESETS)}"
@@ -135,7 +135,7 @@ def find_preset(name: str) -> Preset:
 
 
 def _check_overrides(study: Study, rows: Iterable[Row], overrides: Sequence[str]) -> None:
-    """Raise if a command sets what the rows differ in."""
+    """Raise if an override sets a field that the rows set."""
     of_rows = {name for row in rows for name, _ in row.fields}
     of_start = () if study.start is None else study.start.decides
     for text in overrides:
@@ -151,8 +151,8 @@ def _check_task(study: Study, base: Config) -> None:
     found = task_of(base).name
     if study.task and study.task != found:
         raise UserError(
-            f"data.name: the study {study.name} is for {study.task}; got {base.data.name!r}, which "
-            f"is of {found}"
+            f"data.name: expected data of {study.task} for the study {study.name}, got "
+            f"{base.data.name!r} of {found}"
         )
 
 
@@ -164,7 +164,7 @@ def _starts(
     first: Sequence[str],
     place: dict[str, str],
 ) -> list[Config]:
-    """Return the runs that the others start from, one a seed."""
+    """Return the runs that the others start from, one per seed."""
     common = [text for text in own if _is_common(text.partition("=")[0], start)]
     before = load_recipe(start.recipe(preset)).with_overrides(common)
     before = before.with_overrides({} if start.other_data else place).with_overrides(first)
@@ -175,13 +175,13 @@ def _check_start(start: Start, config: Config) -> None:
     embedded = config.data.name in task_of(config).embedded
     if start.other_data and config.data.root is None and not embedded:
         raise UserError(
-            f"{PRETRAIN}data.root: not given; expected the folder of the data for pre-training the "
-            "backbone, or a trained one in train.start_from"
+            f"{PRETRAIN}data.root: not given; expected the folder of the pre-training data, or a "
+            "trained run in train.start_from"
         )
 
 
 def _is_common(name: str, start: Start) -> bool:
-    """Whether a field holds for a run and for the run that it starts from."""
+    """Return whether an override is for a run and also for the run that it starts from."""
     section = name.partition(".")[0]
     if start.other_data:
         return section == "model" or (section == "train" and name in RUNTIME)

@@ -32,7 +32,7 @@ def curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: An
 def accuracy_curves(
     axis: Any, results: Results, rows: Sequence[Results], style_of: Callable[..., Any]
 ) -> None:
-    """Draw accuracy against resolution, one curve a row, and a line at the training resolution."""
+    """Draw accuracy against resolution: one curve per row, a line at the training resolution."""
     xs = results["resolutions"]
     for number, row in enumerate(rows):
         style = style_of(row, number)

@@ -1,14 +1,14 @@
-"""Documents with tables and figures of committed results, which are written between marks.
+"""Write tables and figures of committed results into documents, between marks.
 
-A mark is a comment that reads as a command, up to ``<!-- end -->``::
+A mark is a comment with a command, followed by the table and ``<!-- end -->``::
 
     <!-- reproduce NAME --preset PRESET FIELD=VALUE ... -->
     <!-- reproduce NAME --from FILE --part PART -->
     <!-- bench TABLE --from FILE -->
 
-The first kind gathers kept runs, as the command of the same words does, and has a figure; with
-``--brief PICTURE`` it is the short form of a study, and its figure has that path. The others make
-the table, or a part of it, from a file of results. Paths are relative to the document.
+The first kind gathers kept runs like the command with these arguments, and has a figure. With
+``--brief PICTURE`` it is the short form of a study, whose figure has that path. The other kinds
+make a table, or a part of it, from a file of results. Paths are relative to the document.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def report(documents: Sequence[Path], results: Path) -> list[str]:
 
     Args:
         documents: Markdown files with marks.
-        results: the folder with kept runs. A study without runs gets a line that says so.
+        results: The folder with kept runs. A study without runs gets one line.
 
     Returns:
-        The marks that were filled.
+        The filled marks.
     """
     for document in documents:
         if not document.is_file():
@@ -70,7 +70,7 @@ def report(documents: Sequence[Path], results: Path) -> list[str]:
 
 
 def kept_runs(results: Path) -> Runs:
-    """Return the runs that are kept in a folder."""
+    """Return the kept runs of a folder."""
     if not results.is_dir():
         raise UserError(f"known: expected a folder with kept runs, got {results}")
     store = open_store(results)
@@ -78,7 +78,7 @@ def kept_runs(results: Path) -> Runs:
 
 
 class Section(NamedTuple):
-    """What belongs between a mark and its end, and its figure."""
+    """The text between a mark and its end, and its figure."""
 
     body: str
     draw: Callable[[], Any] | None = None
@@ -93,8 +93,8 @@ def fill(document: Path, results: Path | Runs) -> tuple[str, dict[str, Section]]
     begun = len(BEGIN.findall(text))
     if not matches or begun != len(matches):
         raise UserError(
-            f"document: expected marks, such as <!-- reproduce NAME --> to <!-- end -->, in "
-            f"{document}; got {begun}, of which {len(matches)} have an end"
+            f"document: expected marks from <!-- reproduce NAME --> to <!-- end --> in {document}; "
+            f"got {begun}, of which {len(matches)} have an end"
         )
     commands = [*dict.fromkeys(match["command"] for match in matches)]
     sections = {command: _section(command, document.parent, runs) for command in commands}
@@ -107,7 +107,7 @@ def fill(document: Path, results: Path | Runs) -> tuple[str, dict[str, Section]]
 
 
 def _section(command: str, folder: Path, runs: Runs) -> Section:
-    """Return what belongs to a mark of a document in a folder."""
+    """Return the section of a mark of a document in a folder."""
     verb, name, *words = shlex.split(command)
     options, fields = _split(verb, words)
     if verb == "bench":
@@ -128,8 +128,8 @@ def _from_file(study: Study, results: Results, part: str | None) -> str:
     if part is None:
         return study_table(study, results).partition("\n\n")[2]
     if part not in study.parts:
-        known = ", ".join(study.parts) or "none"
-        raise UserError(f"mark: --part: {study.name} has {known}; got {part!r}")
+        parts = ", ".join(study.parts) or "none"
+        raise UserError(f"mark: --part: expected a part of {study.name} ({parts}), got {part!r}")
     return study.parts[part](results)
 
 
@@ -181,6 +181,6 @@ def _split(verb: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             fields.append(word)
     if wrong := options.keys() - set(OPTIONS[verb]):
-        known = ", ".join(f"--{name}" for name in OPTIONS[verb])
-        raise UserError(f"mark: expected {known} or FIELD=VALUE; got --{min(wrong)}")
+        valid = ", ".join(f"--{name}" for name in OPTIONS[verb])
+        raise UserError(f"mark: expected {valid} or FIELD=VALUE; got --{min(wrong)}")
     return options, fields

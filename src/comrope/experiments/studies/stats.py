@@ -1,4 +1,4 @@
-"""Paired comparison of two rows: both have a run of every seed, so seeds cancel."""
+"""Paired comparison of two rows: differences between runs of the same seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 __all__ = ["Difference", "by_seed", "compare", "difference", "holm"]
 
 CONFIDENCE = 0.95
-EQUAL = 1e-9  # differences this close to each other have no spread, only rounding
+EQUAL = 1e-9  # differences whose range is below this are equal up to rounding
 
 
 class Difference(NamedTuple):
     """Mean difference over seeds, its confidence interval and p-value (paired t-test)."""
 
     mean: float
-    low: float | None  # None for one seed, which has no spread
+    low: float | None  # None for one seed
     high: float | None
     seeds: int
     p_value: float = 1.0
@@ -58,9 +58,9 @@ def difference(mine: Mapping[int, float], other: Mapping[int, float]) -> Differe
 
 
 def holm(found: Sequence[Difference | None]) -> list[bool]:
-    """Return which differences are significant together (Holm's correction).
+    """Return which differences are significant after Holm correction.
 
-    With 95 % confidence, none of them is due to chance.
+    With 95 % confidence, no difference without an effect is among them.
     """
     order = sorted((each.p_value, place) for place, each in enumerate(found) if each is not None)
     significant = [False] * len(found)

@@ -1,4 +1,4 @@
-"""What a study is made of: rows of a table, their runs, what is measured, and how it is shown."""
+"""The definition of a study: rows of a table, their runs, measurements, table and figure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Results = dict[str, Any]  # a results.json, or one of its rows
-# What the rows of a study decide, so that a command cannot.
+# Fields that the rows of every study set, so commands cannot set them.
 OF_ROWS = ("model.position", "model.block_size", "train.perturbation", "train.seed")
 LABELS = {"none": "no positions", "ape": "APE"}  # of models without a rotation
 METHODS = (*LABELS, *comrope.METHODS)
@@ -41,20 +41,20 @@ WITH_POSITIONS = METHODS[1:]
 
 
 def method_label(method: str, *, short: bool = False) -> str:
-    """Return what tables and figures call a method; ``short`` leaves out what is in brackets."""
+    """Return the name of a method in tables and figures; ``short`` omits the part in brackets."""
     label = LABELS.get(method) or methods.label(method)
     return label.split(" (")[0] if short else label
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A scale of experiments: the recipe of its runs and how often each is repeated."""
+    """A scale of experiments: the recipe of its runs and the number of seeds."""
 
     name: str
     recipe: str
-    data: str  # data and model, as a table describes them
+    data: str  # data and model, for tables
     seeds: int
-    together: bool = False  # one run over all GPUs at a time, instead of one run a GPU
+    together: bool = False  # one run on all GPUs at a time, instead of one run per GPU
     methods: tuple[str, ...] = WITH_POSITIONS
     perturbations: tuple[float, ...] = (1.0, 0.0)
 
@@ -86,11 +86,11 @@ class Row:
     method: str
     perturbation: float = 1.0
     block_size: int = 8
-    fields: tuple[tuple[str, Any], ...] = ()  # set last, whatever the study or the method sets
-    epochs: float = 1.0  # in times of the recipe's
+    fields: tuple[tuple[str, Any], ...] = ()  # set last, after those of the study and the method
+    epochs: float = 1.0  # factor on the recipe's epochs
     label: str = ""  # by default that of the method
     finetuned: bool = False  # starts from another run
-    max_seeds: int | None = None  # where a command gives no number of seeds
+    max_seeds: int | None = None  # if a command gives no number of seeds
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Row:
         return replace(self, fields=tuple({**dict(self.fields), **fields}.items()), **changes)
 
     def config(self, base: Config, seed: int) -> Config:
-        """Return the configuration of one run: what the rows share, and what this row sets."""
+        """Return the configuration of one run: the common one with the fields of this row."""
         fields = method_fields(self.method, self.perturbation, self.finetuned)
         fields |= {"model.block_size": self.block_size, "train.seed": seed}
         if self.epochs != 1:
@@ -110,7 +110,7 @@ class Row:
 
 
 class Scale(NamedTuple):
-    """What a study trains at a preset: a recipe, and its data and model in words."""
+    """The recipe of a study at a preset, and a text about its data and model."""
 
     recipe: str
     data: str
@@ -122,19 +122,19 @@ class Start:
 
     row: Row
     recipe: Callable[[Preset], str] = lambda preset: preset.recipe
-    other_data: bool = False  # it is trained on other data than the rows
+    other_data: bool = False  # its data differ from those of the rows
     shared: bool = False  # all seeds start from the same run
-    decides: tuple[str, ...] = ()  # fields that commands cannot set, besides those of every study
+    decides: tuple[str, ...] = ()  # more fields that commands cannot set (see ``OF_ROWS``)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a study computes from the weights of each run, kept in a file beside the run.
+    """A measurement of the weights of each run, stored in a file in the run's folder.
 
-    ``run`` takes the configuration and the folder of a run. What it returns becomes part of the
-    run in results.json; the entries named in ``averaged`` also get a mean and a standard deviation
-    over seeds. A kept result is used again while ``key``, and for one that ``needs_data`` the
-    place of the data, are the same.
+    ``run`` is called with the configuration and the folder of a run. Its result becomes part of the
+    run in results.json. Entries named in ``averaged`` also get a mean and a standard deviation over
+    seeds. A stored result is used again if ``key`` is the same, and with ``needs_data`` also the
+    data folder.
     """
 
     name: str
@@ -144,13 +144,13 @@ class Measurement:
     averaged: tuple[str, ...] = ()
 
     def key_of(self, config: Config) -> dict[str, Any]:
-        """Return all that the result depends on besides the weights."""
+        """Return all values, other than the weights, that the result depends on."""
         data = {"root": config.data.root, "crop_pct": config.augment.crop_pct}
         return {**(data if self.needs_data else {}), **self.key}
 
 
 class Brief(NamedTuple):
-    """A short form of a study for the first page of a document."""
+    """The short form of a study, for the first page of a document."""
 
     table: Callable[[Results], str]
     figure: Callable[[Results], Any]
@@ -166,9 +166,9 @@ def _seeds_of_preset(preset: Preset) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A table and a figure: of the paper if ``where`` says so, or an additional one.
+    """A table and a figure: of the paper if ``where`` is set, or an additional one.
 
-    A study either has ``rows``, whose runs are trained, or ``run``, which computes the results.
+    A study has either ``rows``, whose runs are trained, or ``run``, which computes the results.
     """
 
     name: str
@@ -176,15 +176,15 @@ class Study:
     table: Callable[[Results], str]  # Markdown, from the content of results.json
     figure: Callable[[Results], Any]
     where: str = ""  # table or section of the paper
-    task: str = ""  # the only kind of data that it is for
+    task: str = ""  # the task that its data must have; by default any
     rows: Callable[[Preset], list[Row]] = _no_rows
-    run: Callable[..., Results] | None = None  # (config, methods=, progress=) of one that trains no
+    run: Callable[..., Results] | None = None  # (config, methods=, progress=), without training
     scales: Mapping[str, Scale] | None = None  # by name of preset; by default the presets' own
     seeds: Callable[[Preset], int] = _seeds_of_preset
-    settings: Callable[[Config], Mapping[str, Any]] = lambda recipe: {}  # a command may change them
+    settings: Callable[[Config], Mapping[str, Any]] = lambda recipe: {}  # commands override these
     start: Start | None = None
     measurement: Measurement | None = None
-    collect: Callable[..., dict[str, Any]] | None = None  # (record, config): more of a kept run
+    collect: Callable[..., dict[str, Any]] | None = None  # (record, config): more values of a run
     artifacts: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     parts: Mapping[str, Callable[[Results], str]] = field(default_factory=dict)
     show_settings: bool = True  # below the table, the fields that rows set
@@ -192,7 +192,7 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether there are runs to train."""
+        """Whether the study trains runs."""
         return self.run is None
 
     def scale(self, preset: Preset) -> Scale:

@@ -1,4 +1,4 @@
-"""Tables in Markdown: their parts, and the whole of a study's table.md."""
+"""Tables in Markdown: their parts, and the complete table.md of a study."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOTE_INTERVALS = (
     "corrected for multiple comparisons: where there is no difference, one of twenty excludes "
     "zero.\n\n"
 )
-# Below tables with rows that differ from the searched ones in block size or perturbation.
+# For tables with rows that differ from the searched ones in block size or perturbation.
 NOTE_SEARCH = (
     "Settings were searched with blocks of 8 and σ = 1 and are used unchanged with others, which "
     "favours these two.\n\n"
@@ -50,7 +50,7 @@ NOTE_SEARCH = (
 
 
 def study_table(study: Study, results: Results) -> str:
-    """Return the whole of table.md: title, data and seeds, the table, and how it was made."""
+    """Return table.md: title, data and seeds, the table, command and machine."""
     body = study.table(results)
     if study.show_settings:
         body += _describe_settings(results)
@@ -70,13 +70,13 @@ def describe_run_of(results: Results) -> str:
 
 
 def describe_missing(results: Results) -> str:
-    """Return a line that names the rows without a finished run, if there are any."""
+    """Return a line with the names of rows without a finished run; empty if there are none."""
     missing = "; ".join(results.get("missing") or ())
     return f"\nNot run yet: {missing}.\n" if missing else ""
 
 
 def _describe_settings(results: Results) -> str:
-    """Return the fields that rows set: those that are the same in all rows, then row by row."""
+    """Return the fields that rows set: first those common to all rows, then row by row."""
     rows = results.get("rows", ())
     common = set.intersection(*(_items(row) for row in rows)) if len(rows) > 1 else set()
     texts = []
@@ -134,7 +134,7 @@ def row_name(row: Results) -> str:
 
 
 def short_name(row: Results) -> str:
-    """Return the name of a row without what is in brackets."""
+    """Return the name of a row without the part in brackets."""
     return row_name(row).split(" (")[0]
 
 
@@ -147,25 +147,25 @@ def row_label(row: Results, *, settings: bool = True) -> str:
 
 
 def describe_class_token(row: Results) -> str:
-    """Return a remark for moved images: a class token that is not rotated does not move."""
+    """Return a remark for shifted images: an unrotated class token is not shifted."""
     where = row["fields"].get("model.class_position")
     return ", class token unrotated" if where == "unrotated" else ""
 
 
 def shares_perturbation(results: Results) -> bool:
-    """Whether the perturbation of every row is one draw a step, shared by the batch."""
+    """Return whether all rows have one perturbation per step, shared by the batch."""
     return all(row["perturbation_per"] == "batch" for row in results["rows"])
 
 
 def seed_counts(results: Results) -> set[int]:
-    """Return the numbers of seeds that rows have; runs that others start from do not count."""
+    """Return the numbers of seeds of the rows, without runs that others start from."""
     rows = results.get("rows", ())
     own = [row for row in rows if row["finetuned"]] or rows
     return {len(row["runs"]) for row in own}
 
 
 def describe_seeds(results: Results) -> str:
-    """Return such as "5 seeds" or "2 to 5 seeds"; empty if nothing was trained."""
+    """Return a text such as "5 seeds" or "2 to 5 seeds"; empty if nothing was trained."""
     counts = seed_counts(results)
     if max(counts, default=0) <= 1:
         return "one seed" if counts else ""
@@ -173,13 +173,13 @@ def describe_seeds(results: Results) -> str:
 
 
 def describe_spread(results: Results, drawn: str) -> str:
-    """Return what a figure shows of the seeds, as a band or a bar; empty for one seed."""
+    """Return a text about the bands or bars of a figure; empty for one seed."""
     seeds = describe_seeds(results)
     return "" if seeds == "one seed" else f"mean of {seeds}, {drawn}: ± one standard deviation"
 
 
 def training_size(results: Results) -> str:
-    """Return the resolution of training, or the first if nothing was evaluated there."""
+    """Return the training resolution, or the first one if that was not evaluated."""
     sizes = [str(r) for r in results["resolutions"]]
     size = str(results["trained_at"])
     return size if size in sizes else sizes[0]
@@ -193,7 +193,7 @@ def describe_validation(results: Results) -> str:
 
 
 def describe_fields(fields: Mapping[str, Any]) -> str:
-    """Return fields as a command line takes them."""
+    """Return fields in the form of a command line."""
     return ", ".join(f"`{name}={_plain(value)}`" for name, value in fields.items())
 
 
@@ -244,7 +244,7 @@ def _paper_by_resolution(results: Results, name: str) -> str:
     ]
     if not lines:
         return ""
-    # The paper's ratios of resolution to training resolution are those of our columns.
+    # The columns have the same ratios of resolution to training resolution as ours.
     header = ["method", "σ", *(f"{r} px" for r in paper["resolutions"])]
     other = "" if results["preset"] == "paper" else ", on another data set"
     return (

@@ -49,9 +49,9 @@ from comrope.experiments.studies.tables import (
 
 __all__ = ["STUDY", "brief_figure", "brief_table", "figure_of", "table_of"]
 
-SEEDS_UNPERTURBED = 3  # at most: rows with perturbation are the main ones
-# On two CPU cores, extended comrope-torus takes 1.2 to 1.3 times as long a step as vanilla RoPE
-# (docs/results.md). Rows of vanilla RoPE with more epochs take about as much time.
+SEEDS_UNPERTURBED = 3  # at most, because rows with perturbation are the main ones
+# On two CPU cores, a step of extended comrope-torus takes 1.2 to 1.3 times the time of vanilla RoPE
+# (docs/results.md). Rows of vanilla RoPE with more epochs take about the same time in all.
 MORE_EPOCHS = 1.25
 NOTE_HOLM = "Bold: significant after Holm correction over all differences {}.\n\n"
 NOTE_EXTENDED = (
@@ -125,7 +125,7 @@ def table_of(results: Results, found: Sequence[Pair]) -> str:
 
 
 def _significant(found: Sequence[Pair]) -> list[list[bool]]:
-    """Return for each pair whether its two differences are significant in their family."""
+    """Return whether the two differences of each pair are significant in their family."""
     significant: list[list[bool]] = [[] for _ in found]
     for family in {pair.family for pair in found}:
         places = [place for place, pair in enumerate(found) if pair.family == family]
@@ -137,12 +137,12 @@ def _significant(found: Sequence[Pair]) -> list[list[bool]]:
 
 
 def figure_of(results: Results, found: Sequence[Pair]) -> Any:
-    """Draw accuracy against resolution, a column a perturbation; below it the differences."""
+    """Draw accuracy against resolution above differences, one column per perturbation."""
     every = results["rows"]
     some_sigmas = {row["perturbation"] for row in every if row["method"] != "none"}
     sigmas = sorted(some_sigmas or {0.0}, reverse=True)
     drawing, axes = new_figure(len(sigmas), 2 if found else 1, width=7.2, height=5.0)
-    if found:  # one line a difference, and a heading for each row of ours
+    if found:  # one line per difference, and one heading for each of our rows
         most = max(
             len(_lines([p for p in found if p.mine["perturbation"] == s], results)) for s in sigmas
         )
@@ -207,7 +207,7 @@ def _lines(found: Sequence[Pair], results: Results) -> list[Line]:
 
 
 def brief_table(results: Results) -> str:
-    """Return one line a method, and the differences of our extended method where it exists."""
+    """Return one line per method, with differences from our extended method if it exists."""
     pairs = _brief_pairs(results)
     size, every = training_size(results), [str(r) for r in results["resolutions"]]
     settings = not shares_perturbation(results)
@@ -239,7 +239,7 @@ def brief_table(results: Results) -> str:
 
 
 def brief_figure(results: Results) -> Any:
-    """Draw the mean over resolutions, one line a method: without and with extensions."""
+    """Draw the mean over resolutions without and with extensions, one line per method."""
     pairs, every = _brief_pairs(results), [str(r) for r in results["resolutions"]]
     drawing, axes = new_figure(1, width=7.6, height=1.3 + 0.33 * len(pairs))
     axis = axes[0, 0]
@@ -266,7 +266,7 @@ def brief_figure(results: Results) -> Any:
 
 
 def _brief_pairs(results: Results) -> list[tuple[Results, Results | None]]:
-    """Return rows with perturbation and no extension, each with its extended row if there is."""
+    """Return rows with perturbation and no extension, each with its extended row or None."""
     sigma = max(row["perturbation"] for row in results["rows"])
     found = [r for r in results["rows"] if r["method"] == "none" or r["perturbation"] == sigma]
     extended = {

@@ -1,4 +1,4 @@
-"""Pairs of rows that the fair comparison takes differences of."""
+"""The pairs of rows that the fair comparison compares."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Pair(NamedTuple):
 
     @property
     def is_perturbation_effect(self) -> bool:
-        """Whether the rows differ in perturbation only."""
+        """Whether the rows differ only in perturbation."""
         return bool(self.mine["perturbation"]) and row_name(self.mine) == row_name(self.other)
 
     @property
     def family(self) -> str:
-        """The differences that are corrected together."""
+        """The family of differences that are corrected together."""
         if self.is_perturbation_effect:
             return "between perturbation and none"
         return f"with σ = {self.mine['perturbation']:g}"
@@ -39,15 +39,15 @@ def _pair(results: Results, mine: Results, other: Results) -> Pair:
 
 
 def all_pairs(results: Results) -> list[Pair]:
-    """Return our methods and baselines; then the effects of both extensions, of perturbation."""
+    """Return our methods with baselines, then the effects of extensions and of perturbation."""
     extended = extension_pairs(results, len(EXTENSIONS))
     return [*ours_vs_baselines(results), *extended, *_perturbation_pairs(results)]
 
 
 def extension_pairs(results: Results, count: int) -> list[Pair]:
-    """Return rows of one method and perturbation of which one has ``count`` more extensions.
+    """Return pairs of one method and perturbation, where one row has ``count`` more extensions.
 
-    If the method has two such rows without them, as vanilla RoPE has, the second is taken.
+    If a method has several rows with fewer extensions, like vanilla RoPE, the last is used.
     """
     found = []
     for mine in results["rows"]:

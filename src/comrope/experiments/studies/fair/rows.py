@@ -1,7 +1,8 @@
 """The rows of the fair comparison: every method with the settings that a search found for it.
 
-Every row has as many trials, on training images that are held out: the validation set has no part
-in any choice (see ``tuning``). A row that was not searched at a scale uses the recipe's settings.
+Every row has the same number of trials, evaluated on held-out training images. The validation set
+is not used for any choice (see ``tuning``). Without a search at a scale, a row has the recipe's
+settings.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ OURS = ("comrope-ap", "comrope-ld", "comrope-torus")
 PATCH_UNITS = "vanilla RoPE, patch units"
 ROWS = (
     Row("ape"),
-    # The paper's [0, 1] coordinates, taken literally; and RoPE as it is commonly used.
+    # The paper's [0, 1] coordinates, and the usual coordinates of RoPE.
     Row(
         "rope", fields=(("model.position_units", "relative"),), label="vanilla RoPE, relative units"
     ),
@@ -42,15 +43,15 @@ ROWS = (
     *map(Row, OURS),
 )
 CONTROL = Row("none", perturbation=0.0)  # a perturbation of coordinates would change nothing
-# What any rotation can be extended with: rotated values and locality-biased heads.
+# Extensions of any rotation: rotated values and locality-biased heads.
 EXTENSIONS = ("model.rotate_values", "model.locality_bias")
 EXTENDABLE = ("rope", "rope-mixed", "liere", OURS[-1])
-# How all weights learn is searched with one row, and used for all of them.
+# Learning rate and weight decay are searched with one row, and used for all rows.
 SEARCHED, EVERY = "ape", "every row"
 
 
 def more_seeds(preset: Preset) -> int:
-    """Return as many seeds as small differences need, where runs are short."""
+    """Return the number of seeds: more at presets with short runs, for small differences."""
     return 5 if preset.name in ("tiny", "small") else preset.seeds
 
 
@@ -64,13 +65,13 @@ def extended_label(method: str) -> str:
 
 
 def extended_rows() -> list[Row]:
-    """Return rows with both extensions; the strength of the locality bias is searched."""
+    """Return rows with rotated values; ``tuned`` adds the searched locality bias."""
     fields = (("model.rotate_values", True),)
     return [Row(m, fields=fields, label=extended_label(m)) for m in EXTENDABLE]
 
 
 def tuned(row: Row, preset: Preset) -> Row:
-    """Return a row with the fields that a search at this scale found, if there was one."""
+    """Return a row with the fields that a search at this preset found, if there was one."""
     own = _found(row_id(row), preset)
     if not own and ("model.rotate_values", True) in row.fields:
         own = extended_fields(row.method)
@@ -78,7 +79,7 @@ def tuned(row: Row, preset: Preset) -> Row:
 
 
 def tuned_for_all(preset: Preset) -> dict[str, Any]:
-    """Return the fields that a search at this scale found for all rows."""
+    """Return the fields that a search at this preset found for all rows."""
     return _found(EVERY, preset)
 
 
@@ -87,10 +88,10 @@ def _found(key: str, preset: Preset) -> dict[str, Any]:
 
 
 def extended_fields(method: str) -> dict[str, Any]:
-    """Return the settings of locality-biased heads where they were not searched.
+    """Return the settings of locality-biased heads without a search.
 
-    Learned angles then start as vanilla RoPE and have a higher learning rate, as trials with
-    comrope-torus suggested.
+    Learned angles start as vanilla RoPE with a higher learning rate, as in trials with
+    comrope-torus.
     """
     learned = {"model.init": "rope", "optim.angle_lr_scale": 10.0} if method != "rope" else {}
     return {"model.locality_bias": 4.0, "model.base": 100.0, **learned}

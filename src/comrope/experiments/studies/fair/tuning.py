@@ -1,4 +1,4 @@
-"""The search before the comparison: trials of every row on held-out images, and the best ones."""
+"""The search of settings for the comparison: trials of every row on held-out images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from comrope.experiments.studies.tables import (
 __all__ = ["STUDY", "best"]
 
 HELD_OUT = 0.2  # share of the training images
-# By id: the fields that a row has in every trial.
+# Row id -> the fields of the row in every trial.
 FIELDS = {row_id(row): dict(row.fields) for row in (*ROWS, *extended_rows())}
 
 
@@ -47,12 +47,12 @@ def rows(preset: Preset) -> list[Row]:
 
 
 def settings(recipe: Config) -> dict[str, Any]:
-    """Return a shorter training, on a part of the training images."""
+    """Return fields for shorter training on a part of the training images."""
     return {"data.holdout": HELD_OUT, "train.epochs": max(1, recipe.train.epochs // 2)}
 
 
 def best(results: Results) -> dict[str, dict[str, Any]]:
-    """Return the entries for tuned.yaml, of rows that have all their trials."""
+    """Return the entries for tuned.yaml, for rows with all of their trials."""
     wanted, by_row = packaged("fair/search.yaml"), _by_row(results)
     complete = {key: trials for key, trials in by_row.items() if len(trials) == len(wanted[key])}
     found = {key: _winner(results, trials) for key, trials in complete.items()}
@@ -93,7 +93,7 @@ def table(results: Results) -> str:
 
 
 def figure(results: Results) -> Any:
-    """Draw the mean over resolutions: one line a method, one marker a trial."""
+    """Draw the mean over resolutions: one line per method, one marker per trial."""
     every, by_row = [str(r) for r in results["resolutions"]], _by_row(results)
     drawing, axes = new_figure(1, width=7.6, height=4.4)
     axis = axes[0, 0]
@@ -122,14 +122,14 @@ def _by_row(results: Results) -> dict[str, list[Results]]:
 
 
 def _winner(results: Results, trials: list[Results]) -> Results:
-    """Return the best trial by the mean over resolutions; of equal ones the first."""
+    """Return the best trial by the mean over resolutions; the first if several are equal."""
     every, seeds = [str(r) for r in results["resolutions"]], max(len(r["runs"]) for r in trials)
     complete = [row for row in trials if len(row["runs"]) == seeds]
     return max(complete, key=lambda row: mean_over_views(row, every)["mean"])
 
 
 def _trial(row: Results) -> dict[str, Any]:
-    """Return the fields of a trial without those that all trials of its row have."""
+    """Return the fields of a trial without those of all trials of its row."""
     own = FIELDS.get(row["label"] or row["method"], {})
     return {name: value for name, value in row["fields"].items() if name not in own}
 

@@ -1,4 +1,4 @@
-"""The extensions one by one: each rotation without, with rotated values, and with both."""
+"""The extensions one by one: every rotation without, with rotated values, and with both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ START: dict[str, Any] = {"model.init": "rope-random-axes", "model.base": 100.0}
 
 
 def rows(preset: Preset) -> list[Row]:
-    """Return three rows for each rotation; nothing is searched."""
+    """Return three rows for each rotation, without a search."""
     found = []
     for method in (m for m in EXTENDABLE if m in preset.methods):
         start = {name: v for name, v in START.items() if (method, name) != ("rope", "model.init")}
@@ -39,7 +39,7 @@ def rows(preset: Preset) -> list[Row]:
 
 
 def pairs(results: Results) -> list[Pair]:
-    """Return the effect of each extension, then ours and baselines with the same extensions."""
+    """Return the effect of each extension, then our methods with equally extended baselines."""
     same = [
         pair
         for pair in ours_vs_baselines(results)

@@ -42,7 +42,7 @@ def rows(preset: Preset) -> list[Row]:
 
 
 def sweep_table(results: Results, sweep: Sweep) -> str:
-    """Return accuracies, and the differences of every value from the smallest of its method."""
+    """Return accuracies, and the difference of every value from the method's smallest value."""
     size, every = training_size(results), [str(r) for r in results["resolutions"]]
     uneven = len(seed_counts(results)) > 1
     settings = not shares_perturbation(results)
@@ -64,7 +64,7 @@ def sweep_table(results: Results, sweep: Sweep) -> str:
 
 
 def sweep_figure(results: Results, sweep: Sweep) -> Any:
-    """Draw accuracy against resolution: one panel a method, one curve a value."""
+    """Draw accuracy against resolution: one panel per method, one curve per value."""
     from matplotlib import colormaps
 
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))

@@ -1,4 +1,4 @@
-"""Tab. 1: classification of images at other resolutions than that of training."""
+"""Tab. 1: classification of images at resolutions other than the training resolution."""
 
 from __future__ import annotations
 

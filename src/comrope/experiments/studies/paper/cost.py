@@ -1,4 +1,4 @@
-"""Tab. 5 and Tab. 7: parameters counted, and steps timed in turns on this machine."""
+"""Tab. 5 and Tab. 7: counts of parameters, and times of steps on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROWS = (
     ("comrope-ap", 8),
     ("comrope-torus", 8),
 )
-# The paper's: of tokens n, width d, layers L, axes N and block size b.
+# The paper's formulas, with tokens n, width d, layers L, axes N and block size b.
 FORMULAS = {
     "ape": ("n d", lambda n, d, layers, axes, b: n * d),
     "rope": ("0", lambda n, d, layers, axes, b: 0),
@@ -62,7 +62,7 @@ def count_parameters() -> list[dict[str, Any]]:
     base = load_recipe("imagenet")
     found = []
     for method, block in ROWS[1:]:
-        with torch.device("meta"):  # numbers of weights without their values
+        with torch.device("meta"):  # shapes of weights without values
             model: Any = task_of(_config(base, method, block)).build_model()
         formula = FORMULAS.get(method)
         tokens = model.token_positions().shape[0] - model.num_prefix_tokens
@@ -82,8 +82,8 @@ def count_parameters() -> list[dict[str, Any]]:
 def measure(base: Config, *, methods: Sequence[str] = (), progress: bool = True) -> Results:
     """Time a training step and inference of every method on this machine.
 
-    The methods take turns, so that a machine that slows down slows all of them. Compiled ones are
-    timed one after the other: with many compiled models in one process, lookups become slow.
+    The methods are timed in turns, so that a change of the machine's speed affects all. Compiled
+    ones are timed one after the other, because many compiled models in one process slow each other.
     """
     accelerator = create_accelerator(base.train.device)
     batch = min(base.train.batch_size, BATCH.get(accelerator.device.type, 128))

@@ -1,4 +1,4 @@
-"""Tab. 2: object detection, six APs and AP against epochs; and what a detector finds."""
+"""Tab. 2: object detection. Six APs, AP against epochs, and images with detections."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SHOWN = 3  # images of detections.png
 
 
 def rows(preset: Preset) -> list[Row]:
-    """Return rows whose rotations start at zero, which vanilla RoPE's cannot."""
+    """Return rows with rotations that start at zero, so without vanilla RoPE."""
     methods = [m for m in preset.methods if m != "rope"]
     return [Row(m, perturbation=0.0, finetuned=True) for m in methods]
 
@@ -62,8 +62,8 @@ def start_recipe(preset: Preset) -> str:
 
 
 def ap_by_epoch(record: Record, config: Config) -> dict[str, Any]:
-    """Return the AP after each evaluated epoch, the last included; nothing of a classifier."""
-    if "AP" not in record.result:  # the run that the others start from
+    """Return the AP after each evaluated epoch, including the last; empty for a classifier."""
+    if "AP" not in record.result:  # the pre-training run
         return {}
     found = {str(each["epoch"]): each["AP"] for each in record.evaluations}
     last = record.result["AP"].get(str(DetectionTask(config).training_view.resolution))
@@ -123,7 +123,7 @@ def _figures(found: list[Results], size: str, kind: str) -> str:
 
 
 def figure(results: Results) -> Any:
-    """Draw AP against epochs, one curve a method; beside it the last epoch, seed by seed."""
+    """Draw AP against epochs, one curve per method; to the right the last epoch, by seed."""
     found = [row for row in results["rows"] if row["finetuned"]]
     drawing, axes = new_figure(2, width=5.8)
     curves, ends = axes[0]
@@ -153,7 +153,7 @@ def figure(results: Results) -> Any:
 
 
 def draw_found(plan: Plan, runs: Runs) -> Any:
-    """Draw what a trained detector finds: ComRoPE-LD's, or that of the last row."""
+    """Draw the detections of a trained model: of ComRoPE-LD if there is one, else the last row."""
     found = [row for row in plan.rows if row.finetuned]
     chosen = next((row for row in found if row.method == "comrope-ld"), found[-1])
     config = plan.rows[chosen][0]
@@ -161,7 +161,7 @@ def draw_found(plan: Plan, runs: Runs) -> Any:
 
 
 def draw_detections(model: Any, config: Config) -> Any:
-    """Draw the annotations of a few validation images, and below them what a model finds."""
+    """Draw the annotations of a few validation images, and below them a model's detections."""
     accelerator = create_accelerator(config.train.device)
     task = DetectionTask(config)
     view, source = task.training_view, task.open(train=False).validation
@@ -174,9 +174,9 @@ def draw_detections(model: Any, config: Config) -> Any:
     drawing, axes = new_figure(len(chosen), 2, width=3.6, height=3.2)
     for column, (image, own) in enumerate(zip(batch.images, batch.image_ids, strict=True)):
         annotated = [a for a in source.truth["annotations"] if a["image_id"] == own]
-        seen = sorted((f for f in found if f["image_id"] == own), key=lambda f: -f["score"])
-        seen = seen[: len(annotated)]
-        for axis, entries in zip(axes[:, column], (annotated, seen), strict=True):
+        detected = sorted((f for f in found if f["image_id"] == own), key=lambda f: -f["score"])
+        detected = detected[: len(annotated)]
+        for axis, entries in zip(axes[:, column], (annotated, detected), strict=True):
             _draw_boxes(axis, image, entries, names)
     axes[0, 0].set_ylabel("annotated")
     method = method_label(config.model.position, short=True)

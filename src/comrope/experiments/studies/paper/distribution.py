@@ -1,4 +1,4 @@
-"""Tab. 6: how the elements of the angle matrices are distributed after training."""
+"""Tab. 6: the distribution of the elements of the angle matrices after training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["STUDY"]
 
 
 def element_statistics(_: Config, folder: Path) -> dict[str, Any]:
-    """Return standard deviation and histogram of the elements of all angle matrices."""
+    """Return the standard deviation and histogram of the elements of all angle matrices."""
     elements = angle_elements(load_run(folder)[1])
     return {"std": float(elements.std()), "histogram": histogram(elements)}
 
@@ -43,7 +43,7 @@ def table(results: Results) -> str:
 
 
 def figure(results: Results) -> Any:
-    """Draw histograms of the first seed: a column for each block size, below it a logarithm."""
+    """Draw histograms of the first seed: one column per block size, linear above logarithmic."""
     sizes = sorted({row["block_size"] for row in results["rows"]})
     drawing, axes = new_figure(len(sizes), 2, height=3.2)
     for column, size in enumerate(sizes):

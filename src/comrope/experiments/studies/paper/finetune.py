@@ -1,4 +1,4 @@
-"""Tab. 4: fine-tuning with rotations on top of a model that was pre-trained with APE."""
+"""Tab. 4: fine-tuning with rotations, added to a model that was pre-trained with APE."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCALES = {
 
 
 def rows(preset: Preset) -> list[Row]:
-    """Return rows without perturbation: the pre-trained model has not seen any."""
+    """Return rows without perturbation, because the pre-trained model had none."""
     return [Row(m, perturbation=0.0, finetuned=True) for m in preset.methods]
 
 
@@ -90,14 +90,14 @@ def _describe(results: Results) -> str:
 
 
 def _over(row: Results, baseline: Results | None, sizes: Sequence[str]) -> list[str]:
-    """Return two columns of a difference; both runs of a seed start from the same weights."""
+    """Return the two columns of a difference; both runs of a seed start from the same weights."""
     if baseline is None or row is baseline or not row["finetuned"]:
         return ["–", "–"]
     return format_difference(compare(row, baseline, sizes))
 
 
 def figure(results: Results) -> Any:
-    """Draw accuracy at the training resolution, one line a method; beside it the paper's."""
+    """Draw accuracy at the training resolution, one line per method; to the right the paper's."""
     drawing, axes = new_figure(2, width=5.6, height=3.6)
     before = [row for row in results["rows"] if not row["finetuned"]]
     after = [row for row in results["rows"] if row["finetuned"]]

@@ -1,4 +1,4 @@
-"""Sec. 4.3.1: accuracy when the coordinates of every image are moved."""
+"""Sec. 4.3.1: accuracy when the coordinates of every image are shifted."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RHOS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # as in the paper, in image widths
 def rows(preset: Preset) -> list[Row]:
     """Return the rows of the comparison with perturbation, without extensions.
 
-    Absolute positions are left out: they are not defined outside of the image.
+    Absolute positions are excluded, because they are not defined outside of the image.
     """
     return [tuned(Row(m), preset) for m in preset.methods if m != "ape"]
 
 
 def accuracy_by_offset(config: Config, folder: Path) -> dict[str, Any]:
     """Return the accuracy at the training resolution for every rho."""
-    if config.model.position == "liere":  # an exponential for every image, token, head and block
+    if config.model.position == "liere":  # one exponential per image, token, head and block
         smaller = max(1, config.evaluate.batch_size // 8)
         config = config.with_overrides({"evaluate.batch_size": smaller})
     with evaluating(config, folder) as evaluate:
@@ -59,7 +59,7 @@ def table(results: Results) -> str:
 
 
 def figure(results: Results) -> Any:
-    """Draw accuracy against rho, one curve a row."""
+    """Draw accuracy against rho, one curve per row."""
     drawing, axes = new_figure(1, width=7.0)
     axis = axes[0, 0]
     for row in results["rows"]:

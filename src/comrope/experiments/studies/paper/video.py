@@ -30,7 +30,7 @@ SCALES = {
 }
 # Pairs of classes that differ only in the direction of time.
 PAIRS = (("LeftSwipe", "RightSwipe"), ("left", "right"))
-# The control: all frames have one time coordinate, so the rotation does not know their order.
+# The control: all frames have the same time coordinate, so the rotation is independent of order.
 CONTROL = "comrope-ld"
 NO_TIME = ("model.axis_scale", (0.0, 1.0, 1.0))
 
@@ -43,7 +43,7 @@ def rows(preset: Preset) -> list[Row]:
 
 
 def seeds(preset: Preset) -> int:
-    return 1 if preset.name == "demo" else max(3, preset.seeds)  # a demo has to be short
+    return 1 if preset.name == "demo" else max(3, preset.seeds)  # a demo should be short
 
 
 def is_control(row: Results) -> bool:
@@ -84,7 +84,7 @@ def over_baselines(results: Results) -> str:
 
 
 def other_clips(found: Sequence[Results]) -> str:
-    """Return accuracy for other frames and spans, and of classes that only time distinguishes."""
+    """Return accuracy for other frames and spans, and for classes that differ only in time."""
     others = [name for name in found[0]["top1"] if not name.isdigit()]
     header = ["method", "σ", *others]
     lines = [
@@ -129,12 +129,12 @@ def _over_control(what: str, found: Sequence[Results], measured: Callable[[Resul
 
 
 def pair_of(classes: Sequence[str] | None) -> tuple[str, str] | None:
-    """Return two classes that differ only in the direction of time, if there are such."""
+    """Return two classes that differ only in the direction of time, or None."""
     return next((pair for pair in PAIRS if set(pair) <= set(classes or ())), None)
 
 
 def pair_accuracy(pair: tuple[str, str], run: Results) -> float:
-    """Return the share of right answers, %, among clips of two classes assigned to one of them."""
+    """Return the accuracy, %, on clips of two classes that were assigned to one of the two."""
     first, second = map(run["classes"].index, pair)
     counts = run["taken_for"]  # the confusion matrix
     right = counts[first][first] + counts[second][second]
