@@ -35,26 +35,26 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes, device and dtype of a benchmark."""
+    """The sizes, device and dtype of a benchmark."""
 
     device: torch.device
     dtype: torch.dtype
     rounds: int
     compile: bool
     batch: int
-    size: str  # of the ViT and of the attention layer: a key of comrope.models.registry.SIZES
+    size: str  # of the ViT and the attention layer: a key of comrope.models.registry.SIZES
     depth: int  # of the ViT
     grid: tuple[int, int]  # patches of 16 pixels
     llama_tokens: int
     llama_heads: int
     llama_key_heads: int
     llama_head_dim: int
-    language: dict[str, int]  # a whole language model, as its configuration names them
-    copied_mib: int  # copied by the reference row of rotations; more than caches hold
+    language: dict[str, int]  # sizes of the language model, by the names of its configuration
+    copied_mib: int  # memory copied by the reference row of rotations, larger than caches
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """Eager, and compiled if the setting says so."""
+        """Values of ``compiled``: False for eager, and True if ``compile``."""
         return (False, True) if self.compile else (False,)
 
     @property
@@ -92,7 +92,7 @@ def llama_shape(setting: Setting) -> Shape:
 
 
 def token_positions(setting: Setting, per_sample: bool = False) -> Tensor:
-    """Patch centres and the class token: (T, N), or (B, T, N), perturbed per sample."""
+    """Return patch centres and the class token: (T, N), or perturbed per sample, (B, T, N)."""
     place = coordinates.grid(setting.grid, device=setting.device)
     if per_sample:
         patch = [1 / size for size in setting.grid]
@@ -139,7 +139,7 @@ def own_rotation(setting: Setting, method: str, backend: str) -> RotaryEmbedding
 
 
 def llama_rotary(setting: Setting, method: str, backend: str) -> RotaryEmbedding:
-    """Return a rotation as after some training from vanilla RoPE: heads differ."""
+    """Return a rotation that starts as vanilla RoPE, with noise as after some training."""
     rope = RotaryEmbedding(
         method,
         num_heads=setting.llama_key_heads,
@@ -165,5 +165,5 @@ def perturb_angles(module: nn.Module) -> None:
 
 
 def llama_positions(setting: Setting) -> Tensor:
-    """(T, 1)."""
+    """Return the positions (T, 1) of a sequence."""
     return torch.arange(setting.llama_tokens, device=setting.device)[:, None].float()

@@ -66,7 +66,7 @@ class LlamaBlock(nn.Module):
 
 
 def llama_block(setting: Setting) -> Part:
-    """A whole block of a language model."""
+    """Return the part for a block of a language model."""
     shape = llama_shape(setting)
     width = shape.heads * shape.head_dim
     x = torch.randn(1, shape.tokens, width, device=setting.device).to(setting.dtype)
@@ -90,7 +90,7 @@ def llama_block(setting: Setting) -> Part:
 
 
 class Causal(nn.Module):
-    """A language model from tokens to logits."""
+    """A language model, from tokens to logits."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Causal(nn.Module):
 
 
 def llama_model(setting: Setting) -> Part:
-    """A whole model of about a billion weights in the measured dtype; angles stay float32."""
+    """Return the part for a language model in the measured dtype; angles stay float32."""
     sizes = setting.language
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(sizes["vocab_size"], (1, sizes["tokens"] + 1), generator=generator)
@@ -116,7 +116,7 @@ def llama_model(setting: Setting) -> Part:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config: dict[str, Any] = {key: size for key, size in sizes.items() if key != "tokens"}
-        with setting.device:  # a billion random numbers take a CPU long
+        with setting.device:  # drawing a billion random numbers is slow on a CPU
             model: Any = LlamaForCausalLM(LlamaConfig(**config))
         model.to(dtype=setting.dtype).set_attn_implementation(_causal_attention())
         if method:
@@ -139,8 +139,8 @@ def llama_model(setting: Setting) -> Part:
 def _causal_attention() -> str:
     """Register SDPA attention that is always causal; return its name.
 
-    Hugging Face's own mask synchronises with the GPU to find packed sequences, and assumes them
-    while a CUDA graph is recorded.
+    Hugging Face's own mask synchronizes with the GPU to find packed sequences, and assumes them
+    during the recording of a CUDA graph.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -1,4 +1,4 @@
-"""Networks around a rotation: an attention layer, a whole ViT.
+"""Networks with a rotation: an attention layer and a ViT.
 
 Shapes: B batch, T tokens, C width, N axes.
 """
@@ -54,13 +54,13 @@ TIMM = "timm APE, whole model"
 PRECISION = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CLASSES = 1000
 ROTATED_VALUES = {"rotate_values": True}
-Maker = tuple[str, str, str, Callable[[], nn.Module]]  # a row's name, method, backend, and itself
-# Every method with the default backend, and the paper's Algorithm 1 once, not compiled.
+Maker = tuple[str, str, str, Callable[[], nn.Module]]  # name of a row, method, backend, constructor
+# Every method with the default backend, and the paper's Algorithm 1 once, only eager.
 OWN = (*((method, "auto") for method in METHODS), ("comrope-ld", "reference"))
 
 
 class AddedPositions(nn.Module):
-    """APE before an attention layer that has no positions."""
+    """An attention layer without a rotation, with APE added to its input."""
 
     def __init__(self, attention: Attention, tokens: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class AddedPositions(nn.Module):
 
 
 def attention(setting: Setting) -> Part:
-    """One attention layer of the ViT: projections, rotation, attention."""
+    """Return the part for one attention layer of the ViT: projections, rotation, attention."""
     shape = shape_of(setting)
     width = shape.heads * shape.head_dim
     x = torch.randn(setting.batch, shape.tokens, width, device=setting.device)
@@ -103,7 +103,7 @@ def attention(setting: Setting) -> Part:
 
 
 def vit(setting: Setting) -> Part:
-    """A whole ViT: inference, and a training step without the optimizer."""
+    """Return the part for a ViT: inference, and a training step without the optimizer."""
     pixels = [16 * size for size in setting.grid]
     images = torch.randn(setting.batch, 3, *pixels, device=setting.device)
     targets = torch.randint(CLASSES, (setting.batch,), device=setting.device)
@@ -179,7 +179,7 @@ def candidates_of(
     cast: Cast | None = None,
     positions: str = "shared",
 ) -> list[Candidate]:
-    """Return eager and compiled rows; by default under autocast to the measured dtype."""
+    """Return eager and compiled candidates, by default with autocast to the measured dtype."""
     given = {"cast": cast or partial(autocast, PRECISION[setting.dtype], setting.device)}
     return [
         Candidate(

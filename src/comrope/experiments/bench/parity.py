@@ -1,9 +1,9 @@
-"""Correctness checks of the benchmarks: only what computes the right result is timed.
+"""Correctness checks of the benchmarks: only candidates with correct results are timed.
 
-A result may differ from the exact one by the rounding of its own dtype. That rounding is measured:
-the reference implementation is computed twice, in float64 (exact) and from the same inputs in the
-dtype that is timed (rounded). A candidate passes if its error is at most ``SLACK`` times the error
-of the rounded reference, plus a small floor. The whole batch is computed; a few samples of it are
+A result may differ from the exact one by the rounding of its dtype. That rounding is measured: the
+reference implementation is computed twice, in float64 (exact) and in the timed dtype (rounded),
+from the same inputs. A candidate passes if its error is at most ``SLACK`` times the error of the
+rounded reference, plus a small floor. The complete batch is computed, and a few of its samples are
 compared.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["SLACK", "Rotation", "Verdict", "network_parity", "rotation_parity", 
 
 Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 SLACK = 2.0
-FLOOR = 32 * torch.finfo(torch.float32).eps  # of a rotation, for what float32 itself rounds
+FLOOR = 32 * torch.finfo(torch.float32).eps  # of a rotation, for the rounding of float32
 
 
 class Verdict(NamedTuple):
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        return self.error <= self.limit  # not so for NaN
+        return self.error <= self.limit  # False for NaN
 
     @classmethod
     def worst(cls, verdicts: Iterable[Verdict]) -> Verdict:
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 def watched_samples(batch: int) -> list[int]:
-    """Return the first, the middle and the last sample, which shows that all are computed."""
+    """Return the indices of the first, the middle and the last sample of a batch."""
     return sorted({0, batch // 2, batch - 1})
 
 
@@ -64,8 +64,9 @@ def rotation_parity(
 ) -> Verdict:
     """Compare scores of rotated q (B, H G, T, D) and k (B, H, T, D), and gradients of all inputs.
 
-    ``exact`` gets the watched samples only, in float64 and in the dtype of q. It must compute in
-    the widest dtype of float32 and its inputs. ``angles`` are the learned parameters of each.
+    ``exact`` gets only the watched samples, in float64 and in the dtype of q. It must compute in
+    the widest dtype of float32 and its inputs. ``angles`` and ``exact_angles`` are the learned
+    parameters of ``found`` and ``exact``.
     """
     few = watched_samples(q.shape[0])
     got = _scores_and_gradients(found, q, k, angles, few)
@@ -89,12 +90,12 @@ def network_parity(
     *,
     compiled: bool,
 ) -> Verdict:
-    """Compare outputs and gradients of a network with a copy that ``make_exact`` has changed.
+    """Compare outputs and gradients of a network with those of a copy changed by ``make_exact``.
 
-    The network in its own dtype is compared with the copy in float32; the limit is ``SLACK`` times
-    the error of the copy in that dtype. A network that is not compiled is compared in float32 as
-    well. (Calling a compiled one with other inputs would compile it again.) Rotations of the copy
-    are computed in float64, because float32 phases are not exact at thousands of tokens.
+    The network in its dtype is compared with the copy in float32. The limit is ``SLACK`` times the
+    error of the copy in that dtype. A network that is not compiled is also compared in float32 (a
+    compiled one would be compiled again for other inputs). Rotations of the copy are computed in
+    float64, because float32 phases are inexact for thousands of tokens.
     """
     few = watched_samples(inputs[0].shape[0])
     some = [_rows(tensor, few, inputs[0].shape[0]) for tensor in inputs]
@@ -128,11 +129,11 @@ def network_parity(
 def _scores_and_gradients(
     rotate: Rotation, q: Tensor, k: Tensor, angles: Sequence[Tensor], few: list[int]
 ) -> dict[str, Tensor]:
-    """Of the samples ``few``: scores, and the gradients of a loss of them."""
+    """Return the scores of the samples ``few``, and the gradients of a loss of the scores."""
     q, k = (x.detach().requires_grad_() for x in (q, k))
-    turned_q, turned_k = rotate(q, k)
-    scores = _scores(turned_q[few].double(), turned_k[few].double())
-    # A bent loss: the gradient that reaches q' depends on k', as it does in attention.
+    rotated_q, rotated_k = rotate(q, k)
+    scores = _scores(rotated_q[few].double(), rotated_k[few].double())
+    # A nonlinear loss, so that the gradient of q' depends on k', as in attention.
     loss = (scores / q.shape[-1] ** 0.5).tanh().sum()
     gradients = torch.autograd.grad(loss, [q, k, *angles])
     parts = {"scores": scores, "gradient of q": gradients[0][few]}
@@ -143,7 +144,7 @@ def _scores_and_gradients(
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """Of every token with those at a few distances: all of them would be too many at 8k tokens."""
+    """Return scores between tokens at a few distances, because 8k x 8k scores are too many."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     tokens = q.shape[2]
     distances = sorted({d % tokens for d in (0, 1, 2, tokens // 7, tokens // 3, tokens // 2, -1)})
@@ -153,7 +154,7 @@ def _scores(q: Tensor, k: Tensor) -> Tensor:
 def _outputs_and_gradients(
     module: nn.Module, inputs: Sequence[Tensor], cast: Cast, few: list[int]
 ) -> dict[str, Tensor]:
-    """Of the samples ``few``: outputs in inference, gradients of weights and angles in training."""
+    """Return inference outputs and training gradients of the samples ``few``, by part."""
     outputs = inference_step(cast, module, inputs)[few]
     training_step(cast, module, inputs, lambda found: _watch(found, few))
     of_angles = {
@@ -177,14 +178,14 @@ def _outputs_and_gradients(
 
 
 def _watch(outputs: Tensor, few: list[int]) -> None:
-    """Backward from a loss of these samples alone, in which every output weighs differently."""
+    """Backpropagate a loss of these samples in which every output has another weight."""
     some = outputs[few].float()
     weights = torch.linspace(-1, 1, some.numel(), device=some.device).reshape(some.shape)
     (some.tanh() * weights).sum().backward()
 
 
 def _rows(tensor: Tensor, few: list[int], batch: int) -> Tensor:
-    """The rows of a batch; what is shared by the batch, as positions (T, N) may be, as it is."""
+    """Return some rows of a batch; tensors shared by the batch, such as (T, N), are unchanged."""
     per_sample = tensor.ndim > 2 and tensor.shape[0] == batch
     return (tensor[few] if per_sample else tensor).detach()
 

@@ -24,12 +24,12 @@ __all__ = ["described_machine", "draw", "print_tables", "write"]
 PACKAGES = ("comrope", "triton", "transformers", "rotary-embedding-torch")
 MEASURES = {"forward": "forward", "step": "forward + backward", "backward": "backward"}
 COPYING = "fraction of the copy bandwidth"
-WIDTH = 150  # of a table that goes to a file or a pipe
+WIDTH = 150  # of a table that is written to a file or a pipe
 LEGEND = (
     "step: forward and backward; ms: median ± half the distance of the quartiles; error: the "
     "largest relative one in the check before."
 )
-FEWEST = 3  # bars that a panel has room for
+FEWEST = 3  # a panel has at least the height of so many bars
 Row = dict[str, Any]
 
 
@@ -81,7 +81,7 @@ def write(results: dict[str, Any], folder: Path) -> None:
 
 
 def print_tables(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Print a table for each part; below it, what was not timed and why."""
+    """Print a table for each part; below it, the rows without times and the reasons."""
     out = console or Console(highlight=False)
     if not out.is_terminal:
         out.width = max(out.width, WIDTH)
@@ -116,7 +116,7 @@ def _name(row: Row) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[tuple[str, Any]]:
-    """Return headers of two lines each, with functions from a row to a cell."""
+    """Return headers of two lines each, with functions from a row to a table cell."""
     both = "forward / step"
     columns: list[tuple[str, Any]] = [
         ("forward\nms", lambda row: _time(row, "forward")),
@@ -162,7 +162,7 @@ def _number(value: float | None) -> str:
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
-    """Return lines about rows without a time, grouped by reason."""
+    """Return lines about rows without times, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row["status"] not in ("timed", "parity failed"):
@@ -172,7 +172,7 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw bars of ratios: two panels for each part."""
+    """Draw bars of ratios, with two panels for each part."""
     parts = []
     for title in dict.fromkeys(row["part"] for row in results["rows"]):
         own = [row for row in results["rows"] if row["part"] == title and row["method"]]
@@ -198,25 +198,25 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
-    """Draw one bar a row: the fraction of the copy bandwidth, or the ratio to a baseline."""
+    """Draw one bar per row: the fraction of the copy bandwidth, or the ratio to a baseline."""
     shown = [row for row in rows if row["measures"]]
     label, values = _lengths(shown, key)
-    whole = label == COPYING
+    is_share = label == COPYING
     usual = sorted(values)[max(0, int(0.75 * len(values)) - 1)]
-    end = max(values) if whole else min(max(values), max(2.0, 2.5 * usual))
+    end = max(values) if is_share else min(max(values), max(2.0, 2.5 * usual))
     colors = [STYLES[row["method"]]["color"] for row in shown]
     places = range(len(shown))
     bars = axis.barh(places, [min(value, end) for value in values], color=colors, height=0.75)
     if any(row["compiled"] for row in shown):
         for bar, row in zip(bars, shown, strict=True):
             bar.set_alpha(1.0 if row["compiled"] else 0.45)
-    texts = [f"{100 * v:.3g} %" if whole else f"{v:.2f}" for v in values]
-    cut = [f"{text} »" if v > end else text for text, v in zip(texts, values, strict=True)]
-    plate = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-    axis.bar_label(bars, cut, padding=3, fontsize=8, bbox=plate)
+    texts = [f"{100 * v:.3g} %" if is_share else f"{v:.2f}" for v in values]
+    labels = [f"{text} »" if v > end else text for text, v in zip(texts, values, strict=True)]
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    axis.bar_label(bars, labels, padding=3, fontsize=8, bbox=background)
     axis.set_yticks(places, [_name(row) for row in shown], fontsize=8)
     axis.set_ylim(max(len(shown), FEWEST) - 0.4, -0.6)
-    if whole:
+    if is_share:
         axis.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
     else:
         axis.axvline(1, color="0.3", linewidth=1)

@@ -1,8 +1,8 @@
 """Rotations of other libraries: plain PyTorch, timm, Hugging Face, rotary-embedding-torch.
 
-Every rival computes its rotation with the code of its library. Beside it stands its definition:
-phases, and which channels form a plane; the parity check compares both in float64. Tables that a
-network computes once for all layers are computed before the timing starts.
+Every rival computes its rotation with the code of its library. It also has a definition, from
+phases and the pairs of channels that form planes; the parity check compares both in float64. Tables
+that a network computes once for all layers are computed before the timing starts.
 
 Shapes: B batch, H heads, T tokens, D head dimension; rotations take q and k (B, H, T, D).
 """
@@ -37,10 +37,10 @@ __all__ = [
 class Rival(nn.Module):
     """A rotation of q and k at fixed positions."""
 
-    by_halves = True  # channel c goes with c + D / 2, else 2c with 2c + 1
-    rope: Any  # the library's own module, where it has one
-    prefix = 0  # leading tokens that are left as they are
-    use_definition = False  # compute the definition, which the parity check compares with
+    by_halves = True  # planes of channels c and c + D / 2, otherwise 2c and 2c + 1
+    rope: Any  # the library's module, if it has one
+    prefix = 0  # unrotated leading tokens
+    use_definition = False  # compute the definition instead, for the parity check
 
     def phases(self, dtype: torch.dtype) -> Tensor:
         """Return the phases (T, D / 2) or (H, T, D / 2), without prefix tokens."""
@@ -51,7 +51,7 @@ class Rival(nn.Module):
         raise NotImplementedError
 
     def define(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate as the definition says, in float32 or wider."""
+        """Rotate by the definition, in float32 or wider."""
         phases = self.phases(compute_dtype(q, k))
         angles = nn.functional.pad(phases, (0, 0, self.prefix, 0))
         return _rotated(q, angles, self.by_halves), _rotated(k, angles, self.by_halves)
@@ -61,10 +61,10 @@ class Rival(nn.Module):
 
 
 class PlainRoPE(Rival):
-    """Vanilla RoPE from a table of cosines and sines, as one writes it in PyTorch.
+    """Vanilla RoPE in plain PyTorch, from tables of cosines and sines.
 
-    The tables are held in float32 and in the dtype that is timed, and the one of q's dtype is used:
-    products with float32 tables would be wide, and slow.
+    There are tables in float32 and in the timed dtype. The one of q's dtype is used, because
+    products with float32 tables would be in float32, and slow.
     """
 
     cos: Tensor
@@ -80,7 +80,7 @@ class PlainRoPE(Rival):
 
     @classmethod
     def of(cls, shape: Shape) -> PlainRoPE:
-        """With the angles of ``RotaryEmbedding("rope")``."""
+        """Create one with the angles of ``RotaryEmbedding("rope")``."""
         return cls(_vanilla_phases(shape), shape.dtype)
 
     def phases(self, dtype: torch.dtype) -> Tensor:
@@ -102,7 +102,7 @@ class PlainRoPE(Rival):
             self.register_buffer(f"narrow_{name}", table.to(dtype), persistent=False)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PlainRoPE:
-        return self  # made where and as it is used; .float() would take away the narrow table
+        return self  # device and dtypes are final; .float() would convert the narrow tables
 
 
 class HuggingFaceRoPE(PlainRoPE):
@@ -133,7 +133,7 @@ class HuggingFaceRoPE(PlainRoPE):
 
 
 class RotaryEmbeddingTorch(Rival):
-    """rotary-embedding-torch, on a sequence, its frequencies cached."""
+    """rotary-embedding-torch on a sequence, with cached frequencies."""
 
     by_halves = False
 
@@ -144,7 +144,7 @@ class RotaryEmbeddingTorch(Rival):
             shape.device
         )
         places = torch.arange(shape.tokens, device=shape.device)
-        # Fills the cache from whole numbers; in bfloat16 it would count in steps of two from 256.
+        # Fill the cache in float32: in bfloat16, integers above 256 have steps of two.
         self.rope(places.float(), seq_len=shape.tokens)
         self.places = places
 
@@ -156,7 +156,7 @@ class RotaryEmbeddingTorch(Rival):
 
 
 class _Timm(Rival):
-    """The rotation of timm's ``AttentionRope``; class tokens are cut off and put back."""
+    """The rotation of timm's ``AttentionRope``, without class tokens."""
 
     by_halves = False
 
@@ -167,15 +167,15 @@ class _Timm(Rival):
         self.x, self.y = columns.repeat(len(rows)), rows.repeat_interleave(len(columns))
 
     def embedding(self) -> Tensor:
-        """Sines and cosines, as timm hands them to its attention."""
+        """Return the sines and cosines that timm passes to its attention."""
         raise NotImplementedError
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        with no_autocast(q.device):  # which would round the angles to bfloat16
+        with no_autocast(q.device):  # autocast would round the angles to bfloat16
             embedding = self.embedding()
-        return self._turn(q, embedding), self._turn(k, embedding)
+        return self._rotate_single(q, embedding), self._rotate_single(k, embedding)
 
-    def _turn(self, x: Tensor, embedding: Tensor) -> Tensor:
+    def _rotate_single(self, x: Tensor, embedding: Tensor) -> Tensor:
         from timm.layers import apply_rot_embed_cat
 
         before, after = x[:, :, : self.prefix], x[:, :, self.prefix :]
@@ -211,7 +211,7 @@ class TimmAxial(_Timm):
 
 
 class TimmMixed(_Timm):
-    """As in ``vit_*_patch16_rope_mixed_*``: learned frequencies, and so a table at every step."""
+    """As in ``vit_*_patch16_rope_mixed_*``: learned frequencies, with new tables at every step."""
 
     def __init__(self, shape: Shape) -> None:
         from timm.layers import RotaryEmbeddingMixed
@@ -235,7 +235,7 @@ class TimmMixed(_Timm):
 
 
 class RivalAttention(nn.Module):
-    """The layer of comrope's ViT with its weights, and a rival for its rotation."""
+    """The attention layer of comrope's ViT, with the rotation of a rival."""
 
     def __init__(self, attention: Attention, rival: Rival) -> None:
         super().__init__()

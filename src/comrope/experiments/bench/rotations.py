@@ -1,4 +1,4 @@
-"""Rotations alone: of a ViT layer, of a Llama layer at full length, and LieRE.
+"""Rotations without a network: of a ViT layer, of a Llama layer, and LieRE.
 
 Queries and keys have the memory layout of attention: slices of one projection, token by token.
 
@@ -76,8 +76,11 @@ class Layer(NamedTuple):
         check: Callable[[], Verdict],
         ran: str = "",
     ) -> Benchmark:
-        """Return the benchmark of a rotation, with the bytes that must move: q and k in and out;
-        in the backward pass their gradients in and out; for learned angles the rotated q, k."""
+        """Return the benchmark of a rotation, with the bytes that must move.
+
+        Forward: q and k in and out. Backward: their gradients in and out, and for learned angles
+        the rotated q and k in.
+        """
         size = sum(x.numel() * x.element_size() for x in (self.q, self.k))
         q, k = (x.detach().requires_grad_() for x in (self.q, self.k))
         inputs = [q, k, *angles]
@@ -94,7 +97,7 @@ class Layer(NamedTuple):
 
 
 def rotation(setting: Setting) -> Part:
-    """Rotation of one ViT layer: every method, backend and kind of positions."""
+    """Return the part for one ViT layer: every method, backend and kind of positions."""
     shape = shape_of(setting)
     layer = Layer.random(shape, shape.heads, setting.batch)
     candidates = [_copy(setting)]
@@ -105,7 +108,7 @@ def rotation(setting: Setting) -> Part:
     for method in COMMUTING:
         for backend in BACKENDS:
             kinds = ["shared", "per sample"]
-            if backend == "reference" and method != "comrope-ld":  # slow; one row is enough
+            if backend == "reference" and method != "comrope-ld":  # one slow row is enough
                 kinds.remove("per sample")
             for kind in kinds:
                 per_sample = kind == "per sample"
@@ -124,7 +127,7 @@ def rotation(setting: Setting) -> Part:
 
 
 def liere(setting: Setting) -> Part:
-    """Rotation of LieRE, whose exponentials every backend computes."""
+    """Return the part for LieRE, where every backend computes exponentials."""
     shape = shape_of(setting)
     layer = Layer.random(shape, shape.heads, setting.batch)
     candidates = [_copy(setting)]
@@ -139,7 +142,7 @@ def liere(setting: Setting) -> Part:
 
 
 def llama_rotation(setting: Setting) -> Part:
-    """Rotation of a Llama layer: learned angles for every key head, against fixed tables."""
+    """Return the part for a Llama layer: learned angles per key head, and fixed tables."""
     shape = llama_shape(setting)
     layer = Layer.random(shape, setting.llama_key_heads, 1)
     candidates = [_copy(setting)]
@@ -196,13 +199,13 @@ def _benchmark(
     compiled: bool,
 ) -> Benchmark:
     rope, slow = make(backend), make("reference")
-    turn: Callable[..., Any] = torch.compile(rope, dynamic=False) if compiled else rope
+    call: Callable[..., Any] = torch.compile(rope, dynamic=False) if compiled else rope
     few = watched_samples(layer.q.shape[0])
     some = positions if positions.ndim == 2 else positions[few]
     angles, slow_angles = list(rope.parameters()), list(slow.parameters())
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return turn(q, k, positions)
+        return call(q, k, positions)
 
     def check() -> Verdict:
         exact = partial(slow, positions=some)
@@ -213,10 +216,12 @@ def _benchmark(
 
 
 def _with_precomputed_angles(
-    layer: Layer, rope: RotaryEmbedding, positions: Tensor, whole: Benchmark
+    layer: Layer, rope: RotaryEmbedding, positions: Tensor, complete: Benchmark
 ) -> Benchmark:
-    """Return the rotation with precomputed angles; a ViT computes those of all layers at once.
-    The check is the one of the whole rotation."""
+    """Return the benchmark of a rotation with precomputed angles, as in a ViT.
+
+    Its check is that of the complete rotation.
+    """
     angles = rope.angles().cache_spectrum()
     leaves: dict[str, Any] = {
         name: value.detach().requires_grad_()
@@ -224,7 +229,7 @@ def _with_precomputed_angles(
         if isinstance(value, Tensor)
     }
     rotate = partial(rope, positions=positions, angles=angles._replace(**leaves))
-    return layer.benchmark(rotate, list(leaves.values()), whole.check, whole.ran)
+    return layer.benchmark(rotate, list(leaves.values()), complete.check, complete.ran)
 
 
 def _rival_benchmark(
@@ -232,18 +237,18 @@ def _rival_benchmark(
 ) -> Benchmark:
     torch.manual_seed(0)
     rival = make(shape)
-    turn: Any = torch.compile(rival, dynamic=False) if compiled else rival
+    call: Any = torch.compile(rival, dynamic=False) if compiled else rival
     learned = [parameter for parameter in rival.parameters() if parameter.requires_grad]
 
     def check() -> Verdict:
         angles = {"angles": learned, "exact_angles": learned}
-        return rotation_parity(turn, rival.define, layer.q, layer.k, **angles)
+        return rotation_parity(call, rival.define, layer.q, layer.k, **angles)
 
-    return layer.benchmark(turn, learned, check)
+    return layer.benchmark(call, learned, check)
 
 
 def _copy(setting: Setting) -> Candidate:
-    """Return the reference row: the time of a copy of memory."""
+    """Return the reference row: a copy of memory."""
 
     def build() -> Benchmark:
         elements = setting.copied_mib * 2**20 // 4

@@ -1,11 +1,10 @@
 """Run a comparison: check every candidate, time the candidates in turns, compute ratios.
 
-Eager candidates are timed together, one after the other in every round. Compiled ones are built,
-checked, timed and dropped one at a time, in turns with a reference row (no position encoding, or a
-copy of memory). The ratio of two candidates is the ratio of their times, each in units of the
-reference row of its own rounds. Times are device times (``timing``); the launch time of the CPU is
-recorded beside them. On a GPU, CUDA graphs are replayed, except for plain formulas that
-synchronise.
+Eager candidates are timed in turns, all in every round. Compiled ones are built, checked, timed and
+deleted one at a time, in turns with a reference row (no position encoding, or a copy of memory).
+The ratio of two candidates is the ratio of their times, each divided by the time of the reference
+row in the same rounds. Times are device times (``timing``); launch times of the CPU are recorded
+too. On a GPU, CUDA graphs are replayed, except for backends that synchronize.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from comrope.experiments.common.timing import (
 __all__ = ["FAILURES", "Baseline", "Benchmark", "Candidate", "Part", "run_part"]
 
 MOST_COMPILATIONS = 1000
-NOT_CAPTURED = ("reference", "spectral")  # backends whose exponentials or eigenvalues synchronise
-FAILURES = ("parity failed", "failed")  # what makes the exit code of a run other than zero
+NOT_CAPTURED = ("reference", "spectral")  # backends whose exponentials or eigenvalues synchronize
+FAILURES = ("parity failed", "failed")  # statuses that make the exit code 1
 Row = dict[str, Any]
 Advance = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A built candidate: calls to time, a correctness check, the bytes that must move."""
+    """A constructed candidate: calls to time, a correctness check, the bytes that must move."""
 
     calls: dict[str, Callable[[], Any]]  # "forward", and then "step": forward and backward
     check: Callable[[], Verdict]
@@ -53,11 +52,11 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of a table; built only when it is measured."""
+    """A row of a table, constructed when it is measured."""
 
     name: str
     build: Callable[[], Benchmark]
-    method: str = ""  # decides the color; empty for a copy of memory
+    method: str = ""  # determines the color; empty for a copy of memory
     backend: str = ""
     positions: str = "shared"
     compiled: bool = False
@@ -65,12 +64,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The divisor of rows: the eager row for eager ones, or the compiled if preferred."""
+    """The row that times are divided by: eager for eager rows, unless compiled is preferred."""
 
     label: str
     name: str
     prefer_compiled: bool = False
-    only: str = ""  # for the rows whose names begin like this
+    only: str = ""  # prefix of the names of its rows
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def run_part(
 ) -> list[dict[str, Any]]:
     """Measure all candidates; return their rows of results.json.
 
-    Rows are appended to ``into`` at the start, so that an interruption keeps what was timed.
+    Rows are appended to ``into`` first, so that an interruption keeps the measured times.
     """
     rows = {id(candidate): _row(part, candidate) for candidate in part.candidates}
     finished = list(rows.values())
@@ -140,9 +139,9 @@ class _Runner:
                 if candidate.name == self.part.reference_row:
                     self.eager_reference = benchmark
         found = self._measure(ready, on_round=lambda: self.advance("in turns"))
-        yard = next((t for s, t in found.items() if ready[s] is self.eager_reference), None)
+        reference = next((t for s, t in found.items() if ready[s] is self.eager_reference), None)
         for key, times in found.items():
-            self._note(self.rows[key], ready[key], times, yard)
+            self._note(self.rows[key], ready[key], times, reference)
 
     def time_compiled(self) -> None:
         compiled = [c for c in self.part.candidates if c.compiled]
@@ -155,18 +154,18 @@ class _Runner:
         try:
             for candidate in compiled:
                 if candidate is not own:
-                    self._time_beside(reference_row, candidate, seen)
+                    self._time_with_reference(reference_row, candidate, seen)
             if own is not None and reference_row is not None and not seen:
                 seen += [self._measure({0: reference_row})[0]]
-        finally:  # ratios need it, even after an interruption
+        finally:  # also after an interruption, because ratios need the reference row
             if own is not None and reference_row is not None and seen:
                 times = {key: _together([some[key] for some in seen]) for key in seen[0]}
                 self._note(self.rows[id(own)], reference_row, times, times)
 
-    def _time_beside(
+    def _time_with_reference(
         self, reference_row: Benchmark | None, candidate: Candidate, seen: list[dict[str, Times]]
     ) -> None:
-        """Time one compiled candidate in turns with the reference row, added to ``seen``."""
+        """Time a compiled candidate in turns with the reference row, whose times go to ``seen``."""
         self.advance(candidate.name)
         if (benchmark := self._gated(candidate)) is None:
             return

@@ -1,8 +1,8 @@
 """``comrope bench``: time and memory of every method and its rivals, after a correctness check.
 
-Every candidate passes a parity check in the same process before it is timed (``parity``). If the
-check fails, no time is printed and the exit code is 1. ``runner`` measures and compares;
-``rivals`` holds the implementations of other libraries.
+Every candidate is checked in the same process before it is timed (``parity``). If the check fails,
+no time is reported and the exit code is 1. ``runner`` measures and compares; ``rivals`` contains
+the implementations of other libraries.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def setting_of(
     rounds: int | None = None,
     compiled: bool | None = None,
 ) -> Setting:
-    """Return a preset with the options of the command."""
+    """Return the setting of a preset with the options of a command."""
     chosen = PRESETS[_one_of("preset", preset, PRESETS)]
     place = _device(device)
     usual = "bfloat16" if place.type == "cuda" else "float32"
@@ -176,7 +176,7 @@ def bench(
             _keep_timed(results, out)
             if not came:  # Ctrl-C
                 raise
-            raise Interrupted(f"{suite}: stopped; what was timed is in {out}") from None
+            raise Interrupted(f"{suite}: stopped; the measured times are in {out}") from None
         results["finished"][suite] = round(time.monotonic() - begun, 1)
         results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
         if results["rows"]:
@@ -192,7 +192,7 @@ def bench(
 
 
 def _fill_workspaces(setting: Setting) -> None:
-    """Make libraries allocate their workspaces, which must not count for the first candidate."""
+    """Make libraries allocate their workspaces, so that they do not count for a candidate."""
     x = torch.randn(256, 256, device=setting.device, dtype=setting.dtype, requires_grad=True)
     torch.nn.functional.linear(x, x, x[0]).sum().backward()
 
@@ -212,7 +212,7 @@ def _stopped_by_signal() -> Iterator[list[int]]:
     """Raise KeyboardInterrupt on SIGTERM; the list then holds the signal's number."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came  # signals belong to the main thread
+        yield came  # only the main thread handles signals
         return
 
     def stop(number: int, _: Any) -> None:
@@ -275,9 +275,9 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _one_of(label: str, name: str, known: Any) -> str:
-    if name not in known:
-        raise UserError(f"{label}: expected one of {', '.join(known)}, got {name!r}")
+def _one_of(label: str, name: str, choices: Any) -> str:
+    if name not in choices:
+        raise UserError(f"{label}: expected one of {', '.join(choices)}, got {name!r}")
     return name
 
 
