@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them, so that --help is quick."""
+"""The command line. Commands import their packages when they run, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ Overrides = Annotated[
     typer.Argument(help="Fields to set, such as model.position=comrope-ap train.epochs=10"),
 ]
 Method = Annotated[
-    str | None, typer.Option(help="The position encoding, such as comrope-ld; by default as is.")
+    str | None,
+    typer.Option(help="The position encoding, such as comrope-ld; by default the recipe's."),
 ]
 Perturbation = Annotated[
-    float | None, typer.Option(help="Perturbation of the coordinates; by default as is.")
+    float | None,
+    typer.Option(help="Perturbation of the coordinates, in patches; by default the recipe's."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 FORMAT_WARNING = warnings.formatwarning
-INTERRUPTED = 143  # what a shell says of a process that ended on SIGTERM
+INTERRUPTED = 143  # exit code of a process that SIGTERM ended
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,15 +68,15 @@ def train_command(
     overrides: Overrides = None,
     method: Method = None,
     perturbation: Perturbation = None,
-    out: Annotated[Path, typer.Option(help="The run's folder; resumed if it is there.")] = Path(
-        "out/run"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="The folder of the run; an unfinished run in it is resumed.")
+    ] = Path("out/run"),
     data: Annotated[str | None, typer.Option(help="Short for data.root=PATH.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model, from where it was left if it was interrupted.
+    """Train a model, or resume an interrupted training.
 
-    Under torchrun or accelerate launch all processes train it together.
+    Under torchrun or accelerate launch, all processes train one model together.
     """
     from comrope.experiments.runs.store import load_config
     from comrope.experiments.tasks import task_of
@@ -99,13 +101,13 @@ def eval_command(
     ] = None,
     offsets: Annotated[
         str,
-        typer.Option(help="Move every image by N(0, rho²) image widths, for these rho: 0,0.5,1."),
+        typer.Option(help="Shift the coordinates by N(0, rho²) image widths, rho such as 0,0.5,1."),
     ] = "0",
     data: Annotated[str | None, typer.Option(help="Short for data.root=PATH.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the accuracies here, as JSON.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Accuracy of a trained model at any resolutions, with the image where it is or moved."""
+    """Evaluate a trained model at any resolutions, optionally with shifted coordinates."""
     from comrope.experiments.config import load_recipe
     from comrope.experiments.runs.directory import CONFIG
     from comrope.experiments.tasks import task_of
@@ -132,27 +134,29 @@ def eval_command(
 def reproduce_command(
     name: Annotated[
         str | None,
-        typer.Argument(help="A study, or package.module:STUDY; without it, studies are listed."),
+        typer.Argument(help="A study, or package.module:STUDY; by default all studies are listed."),
     ] = None,
     overrides: Overrides = None,
     preset: Annotated[str, typer.Option(help="demo, tiny, small or paper.")] = "demo",
-    data: Annotated[str | None, typer.Option(help="The folder of the data.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs a row.")] = None,
+    data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs per row; by default the study's number.")
+    ] = None,
     methods: Annotated[str, typer.Option(help="Only some methods, such as ape,liere.")] = "",
     per_gpu: Annotated[
         int,
-        typer.Option(min=1, help="Runs at a time on each GPU; small runs leave it mostly idle."),
+        typer.Option(min=1, help="Runs at a time on each GPU; more than one suits small models."),
     ] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="By default out/PRESET; runs are shared by studies.")
+        Path | None,
+        typer.Option(help="The folder of results, by default out/PRESET; studies share its runs."),
     ] = None,
     gather: Annotated[
-        bool,
-        typer.Option("--gather", help="Train nothing; use the runs that are finished."),
+        bool, typer.Option("--gather", help="Use only finished runs; train nothing.")
     ] = False,
     known: Annotated[
         Path | None,
-        typer.Option(help="A folder with finished runs, such as results: they are not trained."),
+        typer.Option(help="A folder with finished runs, such as results, which are not repeated."),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -164,7 +168,7 @@ def reproduce_command(
     ] = "",
     quiet: Quiet = False,
 ) -> None:
-    """Reproduce a table and figure, of the paper or additional: train missing runs, gather all."""
+    """Reproduce a table and a figure: train the missing runs and gather all results."""
     from comrope.experiments.cluster import find_cluster
     from comrope.experiments.launch import relaunch_on_all_gpus
     from comrope.experiments.studies import STUDIES, find_study
@@ -205,7 +209,7 @@ def report_command(
         Path, typer.Option("--known", "--out", help="The folder with the kept runs.")
     ] = Path("results"),
 ) -> None:
-    """Write the tables and figures of documents again, from kept results."""
+    """Update the tables and figures of documents from kept results."""
     from comrope.experiments.studies.report import report
 
     for mark in report(document, known):
@@ -227,27 +231,29 @@ def bench_command(
         typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU only."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Samples, except in the suite llama, which has one.")
+        int | None, typer.Option(help="Samples; the suite llama always has one.")
     ] = None,
     compiled: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Compiled rows too; the preset's by default."),
+        typer.Option(
+            "--compile/--no-compile", help="With compiled rows; by default as in the preset."
+        ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="How often each is timed; slow ones less often.")
+        int | None, typer.Option(help="Measurements per row; slow rows have fewer.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Rows whose names contain this, and the reference row; repeatable."),
+        typer.Option(help="Only rows whose names contain this text; may be given several times."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for results.json and figure.png.")] = Path(
         "out/bench"
     ),
     quiet: Quiet = False,
 ) -> None:
-    """Time comrope beside its rivals, each only after a check that it computes what it should.
+    """Measure the time and memory of comrope and other libraries, after a correctness check.
 
-    The exit code is 1 if a check failed. What was written to the folder before is replaced.
+    The exit code is 1 if a check fails. Earlier results in the folder are replaced.
     """
     from comrope.experiments.bench.suites import bench, setting_of
 
@@ -266,7 +272,7 @@ def inspect_command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     out: Annotated[Path | None, typer.Option(help="By default RUN/inspect.")] = None,
 ) -> None:
-    """Pictures of what a trained model has learned about positions."""
+    """Write figures and numbers of a trained model's position encoding."""
     from comrope.experiments.inspect import inspect_run
 
     facts = inspect_run(run, out or run / "inspect")
@@ -289,9 +295,9 @@ def export_command(
     to: Annotated[str, typer.Option(help="onnx, torch-export or safetensors.")],
     out: Annotated[Path, typer.Option(help="A file, .onnx or .pt2; for safetensors a folder.")],
 ) -> None:
-    """Write a trained model for other programs: any batch, any size of images.
+    """Export a trained model for other programs, for any batch and image size.
 
-    What is written is run and compared with the model; the exit code is 1 if they differ.
+    The exported program is compared with the model; the exit code is 1 if they differ.
     """
     from comrope.experiments.export import Differs, export
 
@@ -306,14 +312,14 @@ def export_command(
 
 @app.command("recipes")
 def recipes_command(
-    name: Annotated[str | None, typer.Argument(help="Print this one in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The recipe to print.")] = None,
     method: Method = None,
     perturbation: Perturbation = None,
-    fields: Annotated[bool, typer.Option("--fields", help="Explain every field.")] = False,
+    fields: Annotated[bool, typer.Option("--fields", help="Describe every field.")] = False,
 ) -> None:
-    """List the recipes that come with comrope, or print one of them with every field.
+    """List the recipes of comrope, or print one with every field.
 
-    Any of them can be trained with any method: comrope train imagenet --method comrope-ld.
+    A recipe can be trained with any method: comrope train imagenet --method comrope-ld.
     """
     from comrope.experiments.config import describe_fields, load_recipe, recipe_names, to_yaml
 
@@ -326,8 +332,8 @@ def recipes_command(
 
 
 def main() -> None:
-    """What the command ``comrope`` runs: errors that a user can mend are one line."""
-    faulthandler.enable()  # a crash in native code says where
+    """Run the command ``comrope``; print one line for errors that a user can correct."""
+    faulthandler.enable()  # print a traceback for crashes in native code
     warnings.filterwarnings("once", category=DeprecationWarning, module=r"comrope\.")
     warnings.formatwarning = _format_warning
     try:
@@ -351,7 +357,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """One line for what has another name now; other warnings as usual."""
+    """Return one line for deprecation warnings, and other warnings as usual."""
     if issubclass(category, DeprecationWarning):
         return f"comrope: {message}\n"
     return FORMAT_WARNING(message, category, filename, lineno, line)
@@ -370,4 +376,4 @@ def _numbers(label: str, text: str, kind: Any) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--{label}: expected numbers with commas between, got {text!r}") from None
+        raise UserError(f"--{label}: expected numbers separated by commas, got {text!r}") from None

@@ -1,4 +1,4 @@
-"""The commands ``comrope results``: finished runs in a store of a few text files."""
+"""The commands of ``comrope results``: finished runs in a store of a few text files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Keep finished runs in a few text files.", no_args_is_help=True)
+app = typer.Typer(help="Store finished runs in a few text files.", no_args_is_help=True)
 Store = Annotated[Path, typer.Option(help="The folder of the .jsonl files.")]
 RESULTS = Path("results")
 
@@ -17,14 +17,14 @@ RESULTS = Path("results")
 @app.command("add")
 def add_command(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, or folders with such folders in them.")
+        list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")
     ],
     store: Store = RESULTS,
     replace: Annotated[
-        bool, typer.Option("--replace", help="A new result replaces another of the same run.")
+        bool, typer.Option("--replace", help="Replace different stored results of the same runs.")
     ] = False,
 ) -> None:
-    """Store finished runs: their configuration, results and measurements, without weights."""
+    """Store finished runs: configuration, results and measurements, but no weights."""
     from comrope.experiments.runs.store import JsonlStore, records_in
 
     records = [record for folder in folders for record in records_in(folder)]
@@ -37,14 +37,15 @@ def add_command(
 @app.command("show")
 def show_command(
     run: Annotated[
-        str | None, typer.Argument(help="Its identity, the beginning of it, or its name.")
+        str | None,
+        typer.Argument(help="Its identity or the beginning of the identity, or its name."),
     ] = None,
     as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="Its whole configuration, as a recipe to train.")
+        bool, typer.Option("--yaml", help="Print the complete configuration as a recipe.")
     ] = False,
     store: Store = RESULTS,
 ) -> None:
-    """List the runs of a store, or show one of them.
+    """List the runs of a store, or show one run.
 
     To train a run again: comrope train @ID.
     """

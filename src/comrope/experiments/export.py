@@ -1,7 +1,6 @@
-"""A trained model for other programs: ONNX, torch.export, or a folder to load it from again.
+"""Export a trained model: to ONNX, torch.export, or a folder for ``ViT.from_pretrained``.
 
-What other programs run is run once and compared with the model, at the size that it was trained at
-and at another, before it is put where it was asked for.
+An exported program is run and compared with the model at two sizes before its file is written.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from comrope.models.export import Exportable
 __all__ = ["FORMATS", "Differs", "Exported", "export"]
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ""}
-OPSET = 20  # the first with GELU; ONNX Runtime has known it since 1.17
+OPSET = 20  # the first with GELU; supported since ONNX Runtime 1.17
 TOLERANCE = 1e-4
-NOTES = "preprocessing.json"  # beside saved weights, and inside of what is exported
-LARGEST_ONNX = 3 * 2**29  # bytes: beyond, its weights would be in a file of their own
+NOTES = "preprocessing.json"  # in the folder of saved weights, and inside exported files
+LARGEST_ONNX = 3 * 2**29  # bytes; larger models need a separate file of weights
 AXES = {1: ("patches",), 2: ("rows", "columns"), 3: ("frames", "rows", "columns")}
 
 Notes = dict[str, Any]
@@ -40,24 +39,28 @@ Run = Callable[[Tensor], Tensor]
 
 
 class Exported(NamedTuple):
-    """Where it is, and the worst relative error that was seen; weights as such have none."""
+    """The exported file or folder, and its largest relative error; None for a folder."""
 
     path: Path
     error: float | None
 
 
 class Differs(Exception):
-    """What was written does not compute what the model computes; it was removed."""
+    """The exported program differs from the model; its file was removed."""
 
 
 def export(source: Path, to: str, out: Path) -> Exported:
-    """Write the model of a finished run, or one that ``save_pretrained`` wrote, in another form.
+    """Export the model of a finished run, or a model saved by ``save_pretrained``.
 
     Args:
         source: The folder.
-        to: "onnx" or "torch-export", in float32, with any batch and any size of at least two
-            patches an axis; "safetensors", what ``ViT.from_pretrained`` reads.
+        to: "onnx" or "torch-export", in float32, for any batch and any size of at least two patches
+            per axis; "safetensors", for ``ViT.from_pretrained``.
         out: A file, or with "safetensors" a folder.
+
+    Raises:
+        Differs: The exported program differs from the model.
+        UserError: An argument is invalid, or the model cannot be exported.
     """
     if to not in FORMATS:
         raise UserError(f"to: expected one of {', '.join(FORMATS)}, got {to!r}")
@@ -69,7 +72,7 @@ def export(source: Path, to: str, out: Path) -> Exported:
         return _export_folder(model, notes, out)
     model = model.float()
     for rope in rotary_modules(model).values():
-        rope.backend = "auto"  # whatever it was trained with, it is compared on a CPU
+        rope.backend = "auto"  # the comparison runs on a CPU
     out.parent.mkdir(parents=True, exist_ok=True)
     return (_export_onnx if to == "onnx" else _export_torch)(model, notes, out)
 
@@ -77,7 +80,7 @@ def export(source: Path, to: str, out: Path) -> Exported:
 def _check_place(to: str, out: Path) -> None:
     if to == "safetensors":
         if out.is_file() or (out / CONFIG).exists():
-            raise UserError(f"out: expected a folder of its own for the model, got {out}")
+            raise UserError(f"out: expected a folder without other files, got {out}")
     elif out.suffix != FORMATS[to] or out.is_dir():
         raise UserError(f"out: expected a file that ends in {FORMATS[to]}, got {out}")
 
@@ -91,7 +94,7 @@ def _check_installed(*packages: str) -> None:
 
 
 def _load(source: Path) -> tuple[ViT, Notes]:
-    """A model, and how the images that it wants were made, where that is known."""
+    """Return a model, and the preprocessing of its images if known."""
     if (source / CONFIG).is_file():
         config, model = load_run(source)
         if not isinstance(model, ViT):
@@ -105,7 +108,7 @@ def _load(source: Path) -> tuple[ViT, Notes]:
         }
         return model, notes
     if not source.is_dir():
-        raise UserError(f"run: {source} is no folder of a run or of a saved model")
+        raise UserError(f"run: expected the folder of a run or of a saved model, got {source}")
     try:
         return ViT.from_pretrained(source), _read_notes(source / NOTES)
     except (ValueError, FileNotFoundError) as error:
@@ -134,7 +137,7 @@ def _export_torch(model: ViT, notes: Notes, out: Path) -> Exported:
 
     def write(path: Path) -> None:
         nonlocal worst
-        buffer = io.BytesIO()  # given a path, its name would be written into the file
+        buffer = io.BytesIO()  # with a path, torch would write its name into the file
         torch.export.save(program, buffer, extra_files={NOTES: json.dumps(notes)})
         path.write_bytes(buffer.getbuffer())
         worst = _compare(model, torch.export.load(path).module(), str(out))
@@ -146,7 +149,7 @@ def _export_torch(model: ViT, notes: Notes, out: Path) -> Exported:
 def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     if size > LARGEST_ONNX:
-        raise UserError(f"to: onnx holds {LARGEST_ONNX} bytes in a file, the model has {size}")
+        raise UserError(f"to: expected at most {LARGEST_ONNX} bytes for onnx, the model has {size}")
     made = torch.onnx.export(
         _program(model),
         dynamo=True,
@@ -158,7 +161,7 @@ def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
     )
     assert made is not None
     for node in made.model.graph:
-        node.metadata_props.clear()  # paths of this machine again
+        node.metadata_props.clear()  # paths of this machine
     made.model.metadata_props[NOTES] = json.dumps(notes)
     worst = 0.0
 
@@ -172,20 +175,20 @@ def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
 
 
 def _program(model: ViT) -> ExportedProgram:
-    """Strictly: the other way of tracing would hand numbers to our checks that are none yet."""
+    """Trace a model in strict mode; otherwise argument checks would get symbolic numbers."""
     example = torch.randn(2, model.patches.in_chans, *_canvas(model))
     with torch.no_grad():
         program = torch.export.export(
             Exportable(model), (example,), dynamic_shapes=_dynamic(model), strict=True
         )
-        program = program.run_decompositions({})  # one flat graph, without the parts for training
+        program = program.run_decompositions({})  # one flat graph for inference
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine, which nobody else should see
+        node.meta.pop("stack_trace", None)  # paths of this machine
     return program
 
 
 def _dynamic(model: ViT) -> dict[str, dict[int, Any]]:
-    """The batch, and every size in whole patches; at one patch torch's graphs are other ones."""
+    """Return the dynamic sizes: batch, and axes in patches, except axes with only one patch."""
     names = AXES.get(model.num_axes, [f"patches_{axis}" for axis in range(model.num_axes)])
     sizes = {
         2 + axis: patch * Dim(names[axis], min=2)
@@ -196,7 +199,7 @@ def _dynamic(model: ViT) -> dict[str, dict[int, Any]]:
 
 
 def _canvas(model: ViT, more: int = 0) -> list[int]:
-    """The sizes of the training canvas, or some patches more of each that may change."""
+    """Return the sizes of the training canvas, with ``more`` patches on each dynamic axis."""
     return [
         patch * (count + (more + axis if more and count > 1 else 0))
         for axis, (patch, count) in enumerate(
@@ -207,13 +210,13 @@ def _canvas(model: ViT, more: int = 0) -> list[int]:
 
 @torch.no_grad()
 def _compare(model: ViT, run: Run, name: str) -> float:
-    """The worst relative error, at the training size and at another, one image and two."""
+    """Return the largest relative error at the training size and at a larger one."""
     random, worst = torch.Generator().manual_seed(0), 0.0
     for batch, more in ((1, 0), (2, 1)):
         x = torch.randn(batch, model.patches.in_chans, *_canvas(model, more), generator=random)
         expected = model(x)
         error = float((run(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-        if not error <= TOLERANCE:  # NaN is not either
+        if not error <= TOLERANCE:  # also for NaN
             raise Differs(
                 f"{name}: differs from the model by {error:.1e} at {tuple(x.shape)}, more than "
                 f"{TOLERANCE:.0e}; it was removed"

@@ -1,4 +1,4 @@
-"""What a trained model has learned about positions, as numbers and as pictures."""
+"""Numbers and figures of the position encoding that a model has learned."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ FINE = (49, 49)
 
 
 def angle_elements(model: nn.Module) -> Tensor:
-    """The elements above the diagonals of all angle matrices, as the paper's Tab. 6 has them.
+    """Return the elements above the diagonals of all angle matrices, as in the paper's Tab. 6.
 
-    Blocks that a method leaves at zero for an axis (ComRoPE-AP) are not elements it has.
+    Blocks that are zero for an axis by definition (ComRoPE-AP) are excluded.
     """
     found = []
     for rope in analysis.rotary_modules(model).values():
@@ -49,14 +49,14 @@ def angle_elements(model: nn.Module) -> Tensor:
         upper = matrices[:, row, column]
         found.append(upper[upper.abs().sum(1) > 0].flatten())
     if not found:
-        raise UserError("run: its model has no angle matrices")
+        raise UserError("run: expected a model with angle matrices, got one without rotations")
     return torch.cat(found).float().cpu()
 
 
 def histogram(elements: Tensor) -> dict[str, list[float]]:
     """Return the density of elements over equal bins, and the edges of the bins.
 
-    The bins reach the largest element; there are more of them for more elements.
+    The bins cover all elements; their number increases with the number of elements.
     """
     bins = min(121, 1 + 2 * round(len(elements) ** 0.4))
     reach = float(elements.abs().max()) or 1.0
@@ -65,18 +65,18 @@ def histogram(elements: Tensor) -> dict[str, list[float]]:
 
 
 def at_the_start(config: Config) -> ViT:
-    """Return the model before its first step, if the run that it started from still exists."""
+    """Return the model before its first step; with random weights if its start is missing."""
     task = task_of(config)
     model = task.build_model()
     start = config.train.start_from
-    if start and Path(start).is_dir():  # it may have been moved since
+    if start and Path(start).is_dir():  # the folder may have been moved
         with contextlib.suppress(UserError):
             task.initialize(model)
     return cast(ViT, task.backbone(model))
 
 
 def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
-    """||A - A at the start|| / ||A at the start|| of every layer's angles; absolute if it was 0."""
+    """Return ||A - A_0|| / ||A_0|| for every layer, A_0 at the start; ||A|| if A_0 is zero."""
     start = analysis.rotary_modules(at_the_start(config))
     moved = {}
     for name, rope in analysis.rotary_modules(model).items():
@@ -88,14 +88,14 @@ def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
 
 
 def ape_variation(model: ViT) -> list[float]:
-    """How much the absolute positions differ along each axis: spread along it over all spread."""
+    """Return the standard deviation of absolute positions along each axis, relative to all."""
     assert model.ape is not None
     codes = model.ape.codebook.detach().unflatten(0, model.ape.grid)
     return [float(codes.std(dim=axis).mean() / codes.std()) for axis in range(model.num_axes)]
 
 
 def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
-    """Numbers to ``inspect.json`` and pictures beside it; returns the numbers."""
+    """Write numbers to ``inspect.json`` and figures to the same folder; return the numbers."""
     config, trained = load_run(folder)
     model = task_of(config).backbone(trained)
     if not isinstance(model, ViT | TimmModel):
@@ -107,7 +107,9 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"run": str(folder), "position": config.model.position}
     pictures = []
     if model.ape is None and not ropes:
-        raise UserError(f"run: {folder} has no positions to look at ({config.model.position!r})")
+        raise UserError(
+            f"run: expected a position encoding, {folder} has {config.model.position!r}"
+        )
     if model.ape is not None:
         facts["ape_variation"] = ape_variation(model)
         name = "absolute" if ropes else "similarity"
@@ -147,12 +149,12 @@ def _layers(
 
 
 def _scale(model: ViT) -> Tensor:
-    """What the model multiplies the coordinates of each axis with before its rotations see them."""
+    """Return the factors of the coordinates of each axis before rotation."""
     return torch.tensor(model.axis_scale or (1.0,) * model.num_axes)
 
 
 def _frequencies(rope: RotaryEmbedding, model: ViT) -> Tensor:
-    """(N, planes of all heads): radians per image width along each axis."""
+    """Return radians per image width along each axis, (N, planes of all heads)."""
     return _scale(model).abs()[:, None] * analysis.axis_frequencies(rope).flatten(1)
 
 
@@ -166,7 +168,7 @@ def _short(name: str) -> str:
 
 
 def _chosen(ropes: dict[str, RotaryEmbedding], count: int) -> list[tuple[str, RotaryEmbedding]]:
-    """At most ``count`` layers, first and last among them."""
+    """Return at most ``count`` layers, including the first and the last."""
     names = list(ropes)
     if len(names) > count:
         names = [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
@@ -213,7 +215,7 @@ def _ape_maps(model: ViT) -> Any:
 
 
 def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
-    """Where the frequencies lie: against each other for two axes, else each sorted."""
+    """Draw the frequencies: of two axes against each other, otherwise sorted by axis."""
     layers = _chosen(ropes, 6)
     figure, axes = new_figure(len(layers), width=3.2, height=3.2)
     for axis, (name, rope) in zip(axes[0], layers, strict=True):

@@ -173,7 +173,7 @@ def test_a_folder_that_not_every_process_sees_is_refused(alone, tmp_path):
         env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "not every process sees the checkpoints" in done.stderr
+    assert "out: not every process can read the checkpoints" in done.stderr
 
 
 @pytest.mark.slow
