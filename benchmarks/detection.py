@@ -1,13 +1,14 @@
-"""What positions cost a detector: training steps of all methods, in turns, by the measure of APE.
+"""Time the training steps of a detector with every position encoding, relative to APE.
 
     python benchmarks/detection.py                       # the paper's: 1,024 px, two images
-    python benchmarks/detection.py model.drop_path_rate=0    # no compilation for every rate of it
-    python benchmarks/detection.py model.drop_path_rate=0 detect.graph=false  # launch by launch
+    python benchmarks/detection.py model.drop_path_rate=0    # one compilation for all layers
+    python benchmarks/detection.py model.drop_path_rate=0 detect.graph=false  # no CUDA graph
     python benchmarks/detection.py --recipe scenes --batch 2 --rounds 3 train.device=cpu
 
-Random weights, images and boxes. A method is timed if its features, angles at zero, are those of
-APE: in float32, before, in the same process. A step is forward, backward and optimizer. *Busy*:
-what its kernels take on the GPU; the rest of a step, the GPU waits for the CPU.
+Weights, images and boxes are random. The methods are timed in turns. A method is timed if its
+features with angles at zero equal those of APE in float32, checked in the same process. A step is
+forward, backward and optimizer. *Busy*: the time of its kernels on the GPU; in the rest of a step
+the GPU waits for the CPU.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from comrope.experiments.tasks.detection import DetectionTask
 from comrope.experiments.training.optim import create_optimizer
 
 METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
-LIMIT = 1e-4  # of the features' difference, relative
-BOXES = 7  # an image, as COCO has on average
+LIMIT = 1e-4  # of the relative difference of features
+BOXES = 7  # per image, the average of COCO
 
 
 def make_batch(config: Config, images: int) -> BoxBatch:
@@ -58,14 +59,14 @@ def make_batch(config: Config, images: int) -> BoxBatch:
     return BoxBatch(pixels, parts, [BOXES] * images, [*range(images)], [], None)
 
 
-def _seen(batch: BoxBatch, device: torch.device) -> torch.Tensor:
-    """What the backbone gets to see of a batch, but for its mean and deviation."""
+def _images(batch: BoxBatch, device: torch.device) -> torch.Tensor:
+    """Return the input of the backbone for a batch, without normalization."""
     return torch.stack(batch.on(device)[0])
 
 
 def features(model: Any, batch: BoxBatch, device: torch.device) -> torch.Tensor:
     with torch.no_grad():
-        return torch.as_tensor(model.backbone.plain(_seen(batch, device)))
+        return torch.as_tensor(model.backbone.plain(_images(batch, device)))
 
 
 def step(
@@ -75,7 +76,7 @@ def step(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
 ) -> None:
-    torch.manual_seed(0)  # which proposals are learned from is drawn
+    torch.manual_seed(0)  # the proposals for training are drawn at random
     with autocast(task.config.train.precision, device):
         loss = task.loss(model, batch, Step(0, 0, 0, device))
     loss.backward()
@@ -86,8 +87,10 @@ def step(
 def ready(
     config: Config, batch: BoxBatch, device: torch.device, weights: dict[str, torch.Tensor]
 ) -> tuple[Callable[[], None], Any]:
-    """A step of the model of a configuration, and the features that it starts with. The weights are
-    those given, where it has such; without any, they become its own."""
+    """Return a training step of a model, and its initial features.
+
+    The model gets all ``weights`` with its names; empty ``weights`` are filled with its own.
+    """
     task = DetectionTask(config)
     model: Any = task.build_model().to(device)
     model.load_state_dict(weights, strict=False)
@@ -100,13 +103,13 @@ def ready(
         task.compile(model)
     if config.detect.graph and device.type == "cuda":
         with autocast(config.train.precision, device):
-            replay_in_training(model.backbone.plain, _seen(batch, device))
+            replay_in_training(model.backbone.plain, _images(batch, device))
     optimizer = create_optimizer(config.optim, model, task.layer_of)
     return partial(step, model, task, batch, optimizer, device), found
 
 
 def busy_ms(call: Callable[[], None], device: torch.device) -> float | None:
-    """The time of all kernels of a call, one after the other."""
+    """Return the sum of the times of all kernels of a call; None on a CPU."""
     if device.type != "cuda":
         return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -133,7 +136,8 @@ def measure(base: Config, methods: list[str], images: int, rounds: int) -> dict[
         if error > LIMIT:
             print(f"{method}: features differ from {methods[0]}'s by {error:.1e}", file=sys.stderr)
             continue
-        peak = None if config.detect.graph else peak_above(device, before, call)  # it keeps its own
+        # A CUDA graph has its own memory.
+        peak = None if config.detect.graph else peak_above(device, before, call)
         rows[method]["peak_gib"] = None if peak is None else peak / 2**30
         work[method] = make_ready(call, device, rounds=rounds)
         rows[method]["busy_ms"] = busy_ms(call, device)

@@ -1,9 +1,9 @@
-"""Does training wait for its data? What loads and what trains, each alone, side by side.
+"""Measure the speed of loading and of training separately, to see whether training waits for data.
 
     python benchmarks/loader.py gesture5 --data PATH
     python benchmarks/loader.py ucf101 --data PATH --clips 1000 data.workers=16 data.cache=false
 
-Loading goes over ``--clips`` images or clips, epoch after epoch if there are fewer, and tells the
+Loading reads ``--clips`` images or clips, in several epochs if there are fewer. It reports the
 memory of all processes after a tenth, a half and all of them. Training repeats one batch.
 """
 
@@ -34,13 +34,13 @@ STEPS = 10
 
 
 def memory() -> float:
-    """MiB of this process and those that load for it, shared pages counted once."""
+    """Return the MiB of this process and its loading processes; shared pages count once."""
     own = psutil.Process()
     return sum(p.memory_full_info().pss for p in (own, *own.children(recursive=True))) / 2**20
 
 
 def load(run: Trainer, clips: int) -> tuple[Batch, dict[str, Any]]:
-    """A batch, and how fast they come."""
+    """Return a batch, and the speed of loading."""
     run.stream = stream = start(run.task.training_loader(run.source, run.batches))
     first = next(stream)  # processes have started
     size = len(first.targets)
@@ -60,7 +60,7 @@ def load(run: Trainer, clips: int) -> tuple[Batch, dict[str, Any]]:
 
 
 def train(run: Trainer, batch: Batch) -> float:
-    """Clips a second, if a batch were always there."""
+    """Return the clips per second of training without waiting for data."""
     meter, stream = Meter(), itertools.repeat(batch)
     device = run.accelerator.device
     for _ in range(3):

@@ -1,12 +1,11 @@
-"""One attention layer's rotation, forward and backward: spectral against the paper's Algorithm 1.
+"""Compare the spectral rotation of one attention layer with the paper's Algorithm 1.
 
     python benchmarks/rotation.py                      # ViT-B at 224: 197 tokens, 12 heads, b = 8
     python benchmarks/rotation.py --out results.json
     python benchmarks/rotation.py --table results.json # the same as a Markdown table
 
-Every timing is gated: values and gradients are compared with a float64 reference first, in the same
-process, and where they disagree no speed is printed. The two backends are timed in turns, and the
-figure to quote is their ratio.
+Values and gradients are compared with a float64 reference first, in the same process. If they
+differ, no speed is printed. The two backends are timed in turns; report their ratio.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class Layer:
         self.positions = torch.rand(*rows, 2)
 
     def step(self, backend: str) -> None:
-        """Forward and backward of the rotation alone, to q, k and the angles."""
+        """Run forward and backward of the rotation, with gradients of q, k and the angles."""
         self.rope.backend = backend
         q, k = self.q.detach().requires_grad_(), self.k.detach().requires_grad_()
         torch.autograd.backward(self.rope(q, k, self.positions), (self.grad_q, self.grad_k))
 
     def gradients(self, backend: str, dtype: torch.dtype) -> list[Tensor]:
-        """The scores of two samples and their gradients, computed in ``dtype``."""
+        """Return the scores of two samples and their gradients, computed in ``dtype``."""
         self.rope.to(dtype).backend = backend
         q, k = (x[:2].detach().to(dtype).requires_grad_() for x in (self.q, self.k))
         positions = self.positions if self.positions.ndim == 2 else self.positions[:2]
@@ -65,7 +64,7 @@ class Layer:
         return [part.detach().double() for part in parts]
 
     def parity(self, backend: str) -> float:
-        """The largest relative error against the float64 reference."""
+        """Return the largest relative error against the float64 reference."""
         expected = self.gradients("reference", torch.float64)
         got = self.gradients(backend, torch.float32)
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(got, expected, strict=True)]
@@ -73,7 +72,7 @@ class Layer:
 
 
 def median_times(layer: Layer, rounds: int) -> dict[str, float]:
-    """Median seconds of a step of each backend, timed in turns so that drift hits both."""
+    """Return the median seconds of a step of each backend, timed in turns."""
     times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     for backend in BACKENDS:
         layer.step(backend)
@@ -86,7 +85,7 @@ def median_times(layer: Layer, rounds: int) -> dict[str, float]:
 
 
 def peak_memory(method: str, per_sample: bool, backend: str, args: argparse.Namespace) -> float:
-    """MiB that one step adds to a fresh process at its highest (Linux; NaN elsewhere)."""
+    """Return the peak MiB of one step in a new process (Linux; NaN elsewhere)."""
     if platform.system() != "Linux":
         return float("nan")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -97,9 +96,9 @@ def _peak_memory_here(
     method: str, per_sample: bool, backend: str, args: argparse.Namespace
 ) -> float:
     small = argparse.Namespace(**{**vars(args), "batch": 1, "tokens": 2})
-    Layer(method, per_sample, small).step(backend)  # libraries and thread pools
+    Layer(method, per_sample, small).step(backend)  # allocate libraries and thread pools
     layer = Layer(method, per_sample, args)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the highest value so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status("VmRSS")
     layer.step(backend)
     return (_status("VmHWM") - before) / 1024
@@ -111,7 +110,7 @@ def _status(key: str) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What a number needs beside it: hardware, versions, date, commit."""
+    """Return hardware, versions, date and commit, which every reported number needs."""
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()

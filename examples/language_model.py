@@ -1,9 +1,9 @@
-"""Fine-tune a language model with LoRA and learned rotations, and take them home as plain RoPE.
+"""Fine-tune a language model with LoRA and learned rotations, then fold them into plain RoPE.
 
     python examples/language_model.py                         # a tiny random Llama, on a CPU
     python examples/language_model.py --model NAME_OR_FOLDER --text my.txt --steps 500 --tokens 2048
 
-Needs transformers and peft. The model starts as it is: its first loss is that of the stock model.
+Needs transformers and peft. The swap does not change outputs, so the first loss is the stock one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
 
     comrope.swap(model, options.method, block_size=options.block_size)
     swapped = loss_of(model, batch)
-    # modules_to_save: the rotations are trained whole, and saved beside the adapters.
+    # modules_to_save: train the rotations without LoRA, and save them with the adapters.
     lora = LoraConfig(r=options.rank, target_modules="all-linear", modules_to_save=["comrope"])
     learner: Any = get_peft_model(model, lora)
     learner.print_trainable_parameters()
@@ -67,7 +67,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", help="a causal language model, by name or folder")
-    parser.add_argument("--text", type=Path, help="what to learn; by default Python's own words")
+    parser.add_argument("--text", type=Path, help="training text; by default Python source code")
     parser.add_argument("--method", default="comrope-ld", choices=comrope.METHODS)
     parser.add_argument("--block-size", type=int, default=8)
     parser.add_argument("--rank", type=int, default=8)
@@ -81,7 +81,7 @@ def arguments() -> argparse.Namespace:
 
 
 def load(name: str | None, device: str) -> tuple[nn.Module, Any]:
-    """A model and what turns text into its tokens."""
+    """Return a model, and a function from text to its tokens."""
     if name is not None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(name)

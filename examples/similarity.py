@@ -18,7 +18,7 @@ OFFSETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # in image widths
 
 
 def build() -> dict[str, comrope.RotaryEmbedding]:
-    """One layer of ViT-B of each method; vanilla RoPE in patch units, as it is really used."""
+    """Return the rotation of one ViT-B layer for each method; vanilla RoPE in patch units."""
     torch.manual_seed(0)
     return {
         name: comrope.RotaryEmbedding(
@@ -38,7 +38,7 @@ def print_table(ropes: dict[str, comrope.RotaryEmbedding]) -> None:
     x, y = torch.rand(64, 2), torch.rand(64, 2)
     print(f"\n{'method':14} {'parameters':>10} {'commutator':>11} {'RoPE eq.':>10} "
           f"{'scores move by, after an offset of':>36}")  # fmt: skip
-    print(f"{'':14} {'a layer':>10} {'norm':>11} {'error':>10} {'1':>12} {'10':>11} {'100':>11}")
+    print(f"{'':14} {'per layer':>10} {'norm':>11} {'error':>10} {'1':>12} {'10':>11} {'100':>11}")
     for name, rope in ropes.items():
         count = sum(p.numel() for p in rope.parameters())
         moves = [analysis.offset_sensitivity(rope, positions, o) for o in (1.0, 10.0, 100.0)]

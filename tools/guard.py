@@ -1,12 +1,12 @@
-"""Check that behaviour is what it was: golden values in tests/golden against this tree.
+"""Check that behaviour has not changed: compare this tree with golden values in tests/golden.
 
     python tools/guard.py               # all guards, some minutes on two cores
-    python tools/guard.py --fast        # those that take seconds
-    python tools/guard.py ptx states    # some of them
+    python tools/guard.py --fast        # only fast guards
+    python tools/guard.py ptx states    # some guards
     python tools/guard.py --update ptx  # write the golden values instead
 
-Exits with 1 if a guard differs. Golden values that depend on the last bits of floating-point
-results are skipped on another machine than the one that wrote them.
+The exit code is 1 if a guard differs. Guards that depend on the last bits of floating-point results
+are skipped on machines other than the one that wrote the golden values.
 """
 
 from __future__ import annotations

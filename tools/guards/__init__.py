@@ -1,1 +1,1 @@
-"""What must not change while code moves: one function a guard returns the observed values."""
+"""Behaviour that a refactoring must not change: one module per guard observes its values."""

@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["differences", "observe"]
 
-# Command -> what it leaves on standard error is one line, which begins with what is wrong.
+# Commands that print one line to standard error, which begins with the wrong argument.
 ERRORS = (
     "train nosuch",
     "train nosuch.yaml",

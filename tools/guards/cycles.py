@@ -1,4 +1,4 @@
-"""G9: imports in a circle, those inside functions and those by name included."""
+"""G9: import cycles, including imports inside functions and by name."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["cycles", "differences", "imports", "observe"]
 
 
 def observe() -> dict[str, Any]:
-    """Return every circle of modules as a sorted list, and the last names of all modules."""
+    """Return every import cycle as a sorted list, and the last names of all modules."""
     graph = imports(root() / "src")
     return {"cycles": cycles(graph), "names": sorted({_last(module) for module in graph})}
 
 
 def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return circles that are new. Circles may shrink, and modules may move.
+    """Return new cycles. Cycles may shrink, and modules may move.
 
-    A moved module is known by the last part of its name; one that is renamed counts for any circle,
-    but the number of modules in circles must not grow.
+    A moved module is identified by the last part of its name. A renamed module may be in any cycle,
+    but the number of modules in cycles must not grow.
     """
-    known, lines = set(golden["names"]), []
-    before = [{_last(module) for module in circle} for circle in golden["cycles"]]
-    for circle in found["cycles"]:
-        names = {_last(module) for module in circle} & known
+    golden_names, lines = set(golden["names"]), []
+    before = [{_last(module) for module in cycle} for cycle in golden["cycles"]]
+    for cycle in found["cycles"]:
+        names = {_last(module) for module in cycle} & golden_names
         if not any(names <= some for some in before):
-            lines.append(f"new circle of imports: {', '.join(circle)}")
+            lines.append(f"new import cycle: {', '.join(cycle)}")
     most, here = (sum(map(len, some["cycles"])) for some in (golden, found))
     if here > most:
-        lines.append(f"modules in circles: expected at most {most}, found {here}")
+        lines.append(f"modules in cycles: expected at most {most}, found {here}")
     return lines
 
 

@@ -1,6 +1,6 @@
-"""G2: the tables in documents that are made from results: their numbers, in order.
+"""G2: the numbers in generated tables of documents, in their order.
 
-Words may be renamed; numbers must stay. A study that is removed takes its table along.
+Words may change, numbers must not. The tables of removed studies may be missing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ REGION = re.compile(r"<!-- (?!end )(?P<mark>[^>]+?) -->\n(?P<body>.*?)<!-- end -
 PICTURE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 NUMBER = re.compile(r"[-\u2212+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:e[-+]?\d+)?")
 EPOCHS = ("1.25\u00d7 epochs", "a quarter longer")  # of rows: a number that was a word
-# Marks of tables from files, as they are and as they were first.
+# Names in marks of tables from files: present name -> first name, if it differs.
 MARKS = {
     "algorithm-1": "rotation",
     "cost parameters": "parameters",
     "cost times": "cost",
     **dict.fromkeys(("copying", "detection", "scaling", "training")),
 }
-# Studies that the plan removes.
+# Removed studies.
 REMOVED = ("reproduce ablation", "reproduce angles", "reproduce backwards", "reproduce units")
 
 
@@ -42,7 +42,7 @@ def observe() -> dict[str, Any]:
 
 
 def _first_mark(mark: str) -> str:
-    """Return a mark as it was first: ``bench NAME: FILE``, or ``NAME: FILE`` of a script."""
+    """Return the first form of a mark: ``bench NAME: FILE``, or ``NAME: FILE`` of a script."""
     verb, name, *words = mark.split()
     options = dict(zip(words[::2], words[1::2], strict=False))
     if "--from" not in options:
@@ -53,7 +53,7 @@ def _first_mark(mark: str) -> str:
 
 
 def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return marks whose numbers differ. Of a mark in two documents one may go."""
+    """Return marks whose numbers differ. A mark in two documents may be removed from one."""
     lines = []
     for mark, entries in golden.items():
         numbers = [entry["numbers"] for entry in found.get(mark, [])]
@@ -66,7 +66,7 @@ def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def remark(golden: dict[str, Any], found: dict[str, Any]) -> str:
-    """Say how many tables have other words than before."""
+    """Return a remark with the number of tables whose words have changed."""
     texts = {entry["text"] for entries in golden.values() for entry in entries}
     other = sum(entry["text"] not in texts for entries in found.values() for entry in entries)
     return f"{other} tables with other words" if other else ""

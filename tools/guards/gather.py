@@ -18,7 +18,7 @@ __all__ = ["canonical_results", "differences", "observe"]
 REMOVED = ("ablation", "angles", "backwards", "units")
 VOLATILE = ("command",)
 TIME_AXIS = "model.axis_scale"  # no committed study has another use of it
-# Words of rows and titles, and what they were first.
+# Words of rows and titles: present -> first.
 WORDS = {
     ", extended": ", values and near",
     ", rotated values": ", values too",
@@ -78,7 +78,7 @@ def _names_of_records() -> dict[str, str]:
 
 
 def _first_form(results: dict[str, Any]) -> dict[str, Any]:
-    """Return results with the keys and words that they had first."""
+    """Return results with their first keys and words."""
     found = {key: value for key, value in results.items() if key != "rows"}
     for key in ("title", "missing"):
         if key in found:
@@ -89,7 +89,7 @@ def _first_form(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_cell(row: dict[str, Any]) -> dict[str, Any]:
-    """The control of clips had a flag of its own, and no field and no name."""
+    """Return the first form of a row; the control of clips had a flag instead of a field."""
     control = TIME_AXIS in row["fields"]
     names = {"label": "name", "epochs": "longer"}
     return {
@@ -107,12 +107,12 @@ def _first_words(text: str) -> str:
 
 
 def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return results that differ; what is new is no difference."""
+    """Return results that differ; new results are no difference."""
     return compare(golden, {k: v for k, v in found.items() if k in golden}, may_go=REMOVED)
 
 
 def canonical_results(results: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
-    """Return results without what a command leaves there, by the first names of fields and runs."""
+    """Return results without the command, with the first names of fields and runs."""
     found = {key: value for key, value in results.items() if key not in VOLATILE}
     for key in ("recipe", "pretraining"):
         if key in found:

@@ -1,4 +1,4 @@
-"""G1: what runs are, by their first names: those that are kept, those of plans, and recipes."""
+"""G1: identities by their first names, of kept runs, of planned runs, and of recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from guards.tree import ERRORS, GOLDEN, RUN_NAME, api, root, v1_of
 
 __all__ = ["aliases_of", "differences", "kept_configs", "observe", "reading_quickly"]
 
-# Studies that the plan removes: a golden entry without a present one is no difference.
+# Removed studies, whose golden entries may be missing.
 REMOVED = ("ablation", "angles", "backwards", "units", "coco_mini160")
 # A recipe of one method: BASE_METHOD, or BASE_METHOD_pNOISE.
 OF_A_METHOD = re.compile(
@@ -34,7 +34,7 @@ def observe() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading_quickly() -> Iterator[None]:
-    """Let YAML be read by the C library, and annotations of types be looked up once."""
+    """Read YAML with the C library, and cache type annotations, within the block."""
     import typing
 
     import yaml
@@ -49,16 +49,16 @@ def reading_quickly() -> Iterator[None]:
 
 
 def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return what is missing or other; what is new is no difference."""
-    known = {
+    """Return missing and different entries; new entries are no difference."""
+    common = {
         part: {key: value for key, value in found[part].items() if key in golden[part]}
         for part in ("kept", "plans", "recipes")
     }
-    return compare(golden, known, may_go=REMOVED)
+    return compare(golden, common, may_go=REMOVED)
 
 
 def _kept() -> dict[str, str]:
-    """First name of every run that is kept -> digest of its whole configuration."""
+    """Return first name -> digest of the complete configuration, for every kept run."""
     configs = kept_configs()
     aliases = aliases_of([config for _, config in configs])
     found = {}
@@ -79,7 +79,7 @@ def _digest(tree: dict[str, Any], name: str) -> str:
 
 
 def kept_configs() -> list[tuple[str, Any]]:
-    """First name and configuration of every run that is kept and not archived."""
+    """Return (first name, configuration) of every kept run that is not archived."""
     from comrope.experiments.config import load_recipe
 
     folders = sorted((root() / "results/runs").glob("*/config.yaml"))
@@ -98,7 +98,7 @@ def kept_configs() -> list[tuple[str, Any]]:
 
 
 def _records(folder: str) -> list[Any]:
-    """The runs of a store."""
+    """Return the runs of a store."""
     if not any((root() / folder).glob("*.jsonl")):
         return []
     store = importlib.import_module("comrope.experiments.runs.store")
@@ -106,14 +106,14 @@ def _records(folder: str) -> list[Any]:
 
 
 def aliases_of(configs: list[Any]) -> dict[str, str]:
-    """Present name of every run that others can start from -> its first name."""
+    """Return present name -> first name, for every run that others can start from."""
     present_name = api("run_name", *RUN_NAME)
     starts = [config for config in configs if not config.train.start_from]
     return {present_name(config): run_name(v1_of(config)) for config in starts}
 
 
 def _plans() -> dict[str, Any]:
-    """Study and preset -> rows in their order, each with the last eight digits of its names."""
+    """Return study and preset -> rows in order, each with the last eight digits of its names."""
     from comrope.experiments.studies import PRESETS, STUDIES
 
     refused = api("UserError", *ERRORS)
@@ -131,7 +131,7 @@ def _plans() -> dict[str, Any]:
 
 
 def _plan(study: str, preset: str) -> dict[Any, list[Any]]:
-    """Rows of a study with their configurations, before and after studies became objects."""
+    """Return rows with their configurations, of trees before and after ``Study`` existed."""
     from comrope.experiments import studies
     from comrope.experiments.studies import plan
 
@@ -161,7 +161,7 @@ def _is_start(config: Any, rows: dict[Any, list[Any]]) -> bool:
 
 
 def _recipes() -> dict[str, str]:
-    """Recipe -> digest of its whole configuration."""
+    """Return recipe -> digest of its complete configuration."""
     from comrope.experiments.config import recipe_names
 
     file = GOLDEN / "identity.json"
@@ -175,7 +175,7 @@ def _recipes() -> dict[str, str]:
 
 
 def _recipe(name: str, present: list[str]) -> Any:
-    """A recipe that is a file, or a file of many methods with the one of the name."""
+    """Return a recipe: a file, or a file with the method that is part of the name."""
     from comrope.experiments.config import load_recipe
 
     if name in present:

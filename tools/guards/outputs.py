@@ -50,7 +50,7 @@ def differences(golden: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def _rotations() -> dict[str, list[float]]:
-    """Queries and keys that a rotary embedding turns, by method, backend and order of channels."""
+    """Return rotated queries and keys, by method, block size and order of channels."""
     import torch
 
     import comrope
@@ -64,11 +64,11 @@ def _rotations() -> dict[str, list[float]]:
                     method, num_heads=2, head_dim=16, block_size=size, num_prefix_tokens=1,
                     channel_order=order,
                 ).double()  # fmt: skip
-                _stir(rope)
+                _perturb(rope)
                 q, k = torch.randn(2, 3, 2, 7, 16, dtype=torch.float64).unbind(0)
                 positions = torch.rand(6, 2, dtype=torch.float64)
-                turned = torch.cat(rope(q, k, positions))
-                found[f"rotation, {method}, {order}, b={size}, float64"] = _numbers(turned)
+                rotated = torch.cat(rope(q, k, positions))
+                found[f"rotation, {method}, {order}, b={size}, float64"] = _numbers(rotated)
     return found
 
 
@@ -88,7 +88,7 @@ def _own_models() -> dict[str, list[float]]:
                     "vit_nano_patch2_12", in_chans=1, num_classes=5, position=method,
                     rotate_values=values,
                 ).eval().to(kind)  # fmt: skip
-                _stir(model)
+                _perturb(model)
                 images = torch.randn(2, 1, 10, 14, dtype=torch.float64).to(kind)
                 label = f"ViT, {method}{', values too' if values else ''}"
                 found[f"{label}, {name}"] = _numbers(model(images))
@@ -113,7 +113,7 @@ def _swapped() -> dict[str, list[float]]:
         for method in ("rope-mixed", "comrope-ld", "comrope-torus"):
             torch.manual_seed(0)
             model = build()
-            _stir(model)
+            _perturb(model)
             x = torch.randint(64, (2, 9)) if label == "Llama" else torch.randn(2, 3, 32, 32)
 
             def seen(model: Any = model, x: Any = x, label: str = label) -> list[float]:
@@ -122,7 +122,7 @@ def _swapped() -> dict[str, list[float]]:
 
             found[f"{label}, {method}, before, float32"] = seen()
             model = comrope.swap(model, method, block_size=4)
-            _stir(model, only="comrope")
+            _perturb(model, only="comrope")
             found[f"{label}, {method}, swapped, float32"] = seen(model)
             comrope.fold(model)
             found[f"{label}, {method}, folded, float32"] = seen(model)
@@ -157,8 +157,8 @@ def _llama() -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def _stir(model: Any, only: str = "") -> None:
-    """Change every parameter as training might, by an amount that follows from its name alone."""
+def _perturb(model: Any, only: str = "") -> None:
+    """Add noise to every parameter, a function of its name."""
     import torch
 
     for name, parameter in model.named_parameters():
@@ -170,7 +170,7 @@ def _stir(model: Any, only: str = "") -> None:
 
 
 def _numbers(x: Any) -> list[float]:
-    """The norm of an output, and some of its numbers, with twelve digits."""
+    """Return the norm of an output and some of its numbers, with twelve digits."""
     flat = x.detach().double().flatten()
     step = max(1, flat.numel() // KEPT)
     return [float(f"{float(y):.12g}") for y in (flat.norm(), *flat[::step][:KEPT])]

@@ -1,4 +1,4 @@
-"""G7: the weights that a model starts with, by position, start and kind of model.
+"""G7: initial weights, by position encoding, initialization and kind of model.
 
 Zeros of both signs count as the same value.
 """
@@ -16,7 +16,7 @@ POSITIONS = (
 )  # fmt: skip
 STARTS = ("normal", "zeros", "rope", "turned", "scattered")
 KINDS = {"images": "digits", "clips": "moving", "boxes": "scenes"}
-# What is built besides, of images: options that draw numbers or change the shape of weights.
+# Options of models for images that draw numbers or change shapes. Keys are those of golden values.
 OPTIONS: dict[str, dict[str, Any]] = {
     "absolute besides": {"model__ape": True},
     "values too": {"model__rotate_values": True},

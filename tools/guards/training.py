@@ -1,4 +1,4 @@
-"""G4: the weights at the end of short trainings, to the bit, on one thread of a CPU."""
+"""G4: the final weights of short trainings, bit for bit, on one thread of a CPU."""
 
 from __future__ import annotations
 

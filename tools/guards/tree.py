@@ -1,7 +1,7 @@
-"""The source tree under test, and what all guards share.
+"""The source tree under test, and helpers of all guards.
 
-Everything that depends on names in the package is inside functions: a renamed module or field is
-an edit in one place.
+Code that depends on names in the package is inside functions, so a renamed module or field changes
+one place.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ RUN_NAME = ("experiments.config", "experiments.studies")
 
 
 class Skipped(Exception):
-    """A guard that cannot be checked here, and why."""
+    """A guard cannot be checked on this machine; the message gives the reason."""
 
 
 _chosen = HERE
 
 
 def pick(tree: Path) -> None:
-    """Test the package in ``tree / "src"``, whatever is installed."""
+    """Test the package in ``tree / "src"`` instead of the installed one."""
     global _chosen
     _chosen = tree.resolve()
     sys.path.insert(0, str(_chosen / "src"))
@@ -59,9 +59,9 @@ def root() -> Path:
 
 
 def api(name: str, *modules: str) -> Any:
-    """Return what is called ``name`` in the first of the modules of comrope that has it.
+    """Return an attribute from the first of some modules of comrope that has it.
 
-    Modules move: the guards run on trees from before and after.
+    Guards run on trees in which it is in different modules.
     """
     for module in modules:
         try:
@@ -76,7 +76,7 @@ def api(name: str, *modules: str) -> Any:
 
 
 def fingerprint() -> dict[str, str]:
-    """Return what the last bits of floating-point results depend on."""
+    """Return the properties of a machine that the last bits of results depend on."""
     import torch
 
     model = ""
@@ -100,7 +100,7 @@ def bytes_digest(*parts: bytes) -> str:
 
 
 def live(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields by their first names with the names and values that the package has now."""
+    """Return fields with the present names and values, from the first ones."""
     from comrope.experiments.config import Config
 
     usual, found = Config(), {}
@@ -114,7 +114,7 @@ def live(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _live_value(name: str, value: Any) -> Any:
-    """A start by the name that the package knows it by."""
+    """Return the name of an initialization in the package under test."""
     renamed = RENAMED_VALUES.get(name, {})
     if isinstance(value, str) and value in renamed:
         source = "".join(p.read_text() for p in (root() / "src/comrope").rglob("*.py"))
