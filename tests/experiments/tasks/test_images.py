@@ -157,6 +157,10 @@ def test_top1_is_the_share_of_images_that_are_classified_right(offset):
     if offset:
         usual = task.evaluate(model, task.validation(source), view, accelerator)
         assert found["taken_for"] != usual["taken_for"]  # LieRE notices
+        # Every image has a draw of its own, however images are put into batches.
+        few = task_of(task.config.with_overrides({"evaluate.batch_size": 7}))
+        again = few.evaluate(model, few.validation(source), view, accelerator, probe=Probe(offset))
+        assert again["taken_for"] == found["taken_for"]
         return
     expected, images = torch.zeros(10, 10, dtype=torch.int64), task.dataset(source, view)
     with torch.no_grad():
