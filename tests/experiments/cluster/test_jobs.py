@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -33,6 +34,19 @@ def test_another_process_with_the_number_of_a_job_is_not_the_job(tmp_path):
         job = ClusterJob("local", str(other.pid), str(tmp_path / "log"))
         assert states_of([job]) == {}
         other.terminate()
+
+
+def test_why_a_cluster_refuses_a_job_is_one_line(tmp_path, slurm, monkeypatch):
+    """A fake Slurm, by its commands."""
+    for name in ("sbatch", "srun"):
+        command = tmp_path / name
+        command.write_text("#!/bin/sh\necho 'sbatch: error: no such\npartition' >&2; exit 1\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cluster = find_cluster("slurm", "partition=nosuch")
+    with pytest.raises(UserError, match=r"^cluster-options: .*no such partition$"):
+        job_of(Run(curve(), tmp_path / "run"), cluster)
+    assert not (tmp_path / "run" / ".cluster" / "job.json").exists()
 
 
 @pytest.mark.slow

@@ -96,7 +96,8 @@ def _submit(run: Run, place: Path, cluster: Cluster) -> ClusterJob:
         executor.update_parameters(name=run.folder.name, **cluster.parameters())
         job = executor.submit(TrainingJob(run.config, run.folder, cluster.threads))
     except (FailedJobError, FailedSubmissionError, ValueError) as error:
-        raise UserError(f"cluster-options: {cluster.name} refused a job: {error}") from None
+        why = " ".join(str(error).split())
+        raise UserError(f"cluster-options: {cluster.name} refused a job: {why}") from None
     if cluster.name == "local":
         _local_jobs.append(job)
     return ClusterJob(cluster.name, job.job_id, str(job.paths.stdout))
