@@ -6,7 +6,12 @@
     python tools/guard.py --update ptx  # write the golden values instead
 
 The exit code is 1 if a guard differs. Guards that depend on the last bits of floating-point results
-are skipped on machines other than the one that wrote the golden values.
+are skipped on machines other than the one that wrote the golden values. On such a machine, write
+the golden values of an earlier tree to another folder, and compare with these:
+
+    git worktree add /tmp/earlier 66e724f
+    python tools/guard.py --tree /tmp/earlier --golden /tmp/golden --update
+    python tools/guard.py --golden /tmp/golden
 """
 
 from __future__ import annotations
@@ -48,19 +53,20 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true", help="only guards that take seconds")
     parser.add_argument("--update", action="store_true", help="write the golden values")
     parser.add_argument("--tree", type=Path, default=tree.HERE, help="the tree to check")
+    parser.add_argument("--golden", type=Path, default=tree.GOLDEN, help="the golden values")
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in GUARDS]:
         parser.error(f"NAME: expected some of {', '.join(GUARDS)}, got {unknown[0]}")
     tree.pick(asked.tree)
     names = asked.names or [name for name, (_, fast, _) in GUARDS.items() if fast or not asked.fast]
-    return max([_run(name, asked.update) for name in names], default=0)
+    return max([_run(name, asked.golden, asked.update) for name in names], default=0)
 
 
-def _run(name: str, update: bool) -> int:
+def _run(name: str, folder: Path, update: bool) -> int:
     """Check one guard, print one line (and the differences); return 1 if it differs."""
     number, _, about = GUARDS[name]
     label, begun = f"{number:3} {name:9}", time.perf_counter()
-    file = tree.GOLDEN / f"{name}.json"
+    file = folder / f"{name}.json"
     module = importlib.import_module(f"guards.{name}")
     golden = json.loads(file.read_text()) if file.is_file() else None
     try:
@@ -78,7 +84,7 @@ def _run(name: str, update: bool) -> int:
     if update:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
-        print(f"{label} written: {file.relative_to(tree.HERE)} ({took})", flush=True)
+        print(f"{label} written: {file} ({took})", flush=True)
         return 0
     if golden is None:
         print(f"{label} differs: no golden values, expected {file}", flush=True)

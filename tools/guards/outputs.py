@@ -1,6 +1,7 @@
 """G8: outputs of models before and after their rotations are folded, exported or swapped.
 
-A few numbers of each, which must agree to 1e-10 in float64 and 1e-5 in float32.
+A few numbers of each, which must agree to 1e-7 in float64 and 1e-5 in float32. First weights are
+drawn in float32, and their last bits depend on the processor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["differences", "observe"]
 
 METHODS = POSITIONS[2:]
 EXPORTABLE = ("models.export", "models.exportable")
-TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+TOLERANCE = {"float64": 1e-7, "float32": 1e-5}
 KEPT = 4  # numbers of an output, besides its norm
 
 

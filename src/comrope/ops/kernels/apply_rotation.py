@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from comrope.ops.kernels.arguments import Heads
+from comrope.ops.kernels.arguments import Heads, compile_time
 from comrope.ops.kernels.exponential import exponent_gradients, free_rotations
 from comrope.ops.kernels.launch import empty_like_order
 
@@ -232,7 +232,12 @@ def apply_free(q: Tensor, k: Tensor, rotations: Tensor, back: bool) -> tuple[Ten
     if k.numel():
         with torch.cuda.device_of(q):
             apply_kernel[units, shares](
-                rotations.contiguous(), tensors, _strides(tensors), work, META=meta, **options
+                rotations.contiguous(),
+                tensors,
+                _strides(tensors),
+                work,
+                META=compile_time(meta),
+                **options,
             )
     return tensors.out.q, tensors.out.k
 
@@ -256,8 +261,8 @@ def apply_free_backward(
     if k.numel():
         with torch.cuda.device_of(q):
             apply_backward_kernel[(units,)](
-                rotations.contiguous(), torques, tensors, _strides(tensors), work, META=meta,
-                **options,
+                rotations.contiguous(), torques, tensors, _strides(tensors), work,
+                META=compile_time(meta), **options,
             )  # fmt: skip
     else:
         torques.zero_()

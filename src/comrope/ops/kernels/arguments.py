@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["AngleArgs", "Heads", "Meta", "Sums", "Tensors", "Work"]
+import triton
+import triton.language as tl
+
+__all__ = ["AngleArgs", "Heads", "Meta", "Sums", "Tensors", "Work", "compile_time"]
 
 
 class Heads(NamedTuple):
@@ -88,3 +91,14 @@ class Meta(NamedTuple):
     EACH: int = 0  # small blocks: sums of a block, padded to a power of two
     SIDE: int = 0  # general blocks: side of the matrices that are summed up
     PARTS: int = 0  # general blocks: into how many parts the rows of a tile are divided for it
+
+
+def compile_time(meta: Any) -> Any:
+    """Return a named tuple with its fields as constants, as a kernel's parameter ``META``.
+
+    Triton 3.6 requires that every field is a ``constexpr``, not only the tuple. The interpreter
+    computes with plain values.
+    """
+    if triton.knobs.runtime.interpret:
+        return meta
+    return type(meta)(*map(tl.constexpr, meta))

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from comrope.ops.kernels.arguments import compile_time
 from comrope.ops.kernels.small_matrices import (
     GENERAL,
     IN_REGISTERS,
@@ -178,11 +179,12 @@ def _launch(kernel: Any, positions: Tensor, skew: Tensor, *others: Tensor) -> No
     matrices = MATRICES if padded <= IN_REGISTERS.value else 1
     if rows * blocks == 0:
         return
+    meta = ExponentialMeta(AXES=axes, SIZE=size, P=padded, MATRICES=matrices)
     with torch.cuda.device_of(skew):
         kernel[(triton.cdiv(rows * blocks, matrices),)](
             *(tensor.contiguous() for tensor in (positions, skew, *others)),
             rows * blocks, blocks,
-            META=ExponentialMeta(AXES=axes, SIZE=size, P=padded, MATRICES=matrices),
+            META=compile_time(meta),
             num_warps=WARPS.get(padded, 1), enable_fp_fusion=True,
         )  # fmt: skip
 

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from comrope.ops.kernels.angle_gradients import GradientMeta, SumsOfBlocks, angle_gradients_kernel
-from comrope.ops.kernels.arguments import AngleArgs, Heads, Meta, Sums, Tensors, Work
+from comrope.ops.kernels.arguments import (
+    AngleArgs,
+    Heads,
+    Meta,
+    Sums,
+    Tensors,
+    Work,
+    compile_time,
+)
 from comrope.ops.kernels.general_blocks import rotate_backward_kernel, rotate_kernel
 from comrope.ops.kernels.small_blocks import (
     rotate_blocks_backward_kernel,
@@ -87,7 +95,9 @@ def launch_forward(heads: Heads, args: RotationArgs, out: Heads) -> None:
         kernel, divide = rotate_kernel, _divide_general
     programs, work, meta, options = divide(tensors, args, "forward", HAS_V=out.v is not None)
     angles = AngleArgs(args.positions, args.frequencies, _or(args.basis, args.frequencies))
-    kernel[(programs,)](tensors, angles, _strides(tensors), work, META=meta, **options)
+    kernel[(programs,)](
+        tensors, angles, _strides(tensors), work, META=compile_time(meta), **options
+    )
 
 
 def launch_backward(
@@ -137,7 +147,9 @@ def launch_backward(
     angles = AngleArgs(
         args.positions, args.frequencies, _or(args.basis, unused), _or(direction, unused)
     )
-    kernel[(programs,)](tensors, angles, sums, _strides(tensors), work, META=meta, **options)
+    kernel[(programs,)](
+        tensors, angles, sums, _strides(tensors), work, META=compile_time(meta), **options
+    )
     of_positions = sums.positions.sum(0) if wants_positions else sums.positions
     if not wants_angles:
         return sums.angles, new(0), of_positions
@@ -185,7 +197,7 @@ def _angle_gradients(
     angle_gradients_kernel[(heads * blocks,)](
         SumsOfBlocks(sums, _or(planes, sums), _or(direction, sums), args.basis), out,
         shares, heads * blocks, (12 * noise) ** (1 / 3),
-        META=meta, num_warps=1 if padded < 16 else 4,
+        META=compile_time(meta), num_warps=1 if padded < 16 else 4,
     )  # fmt: skip
     return out
 
