@@ -16,6 +16,7 @@ $(VENV)/installed: pyproject.toml
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/glossary.py
 
 types: setup
 	$(BIN)/mypy

@@ -13,7 +13,7 @@ import comrope
 
 pytestmark = pytest.mark.slow
 
-# Inductor needs a C++ compiler on the CPU; without one the graphs are traced and run as they are.
+# Inductor needs a C++ compiler on the CPU; without one the graphs are traced and run unchanged.
 BACKEND = "inductor" if shutil.which("g++") or shutil.which("clang++") else "aot_eager"
 
 

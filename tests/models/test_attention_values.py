@@ -211,7 +211,7 @@ def test_what_has_no_rotation_is_refused():
         Attention(16, 2, rotate_values=True)
 
 
-def test_angles_are_computed_once_per_layer(monkeypatch):
+def test_a_layer_computes_its_angles_once(monkeypatch):
     rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
     layer, x = Attention(32, 2, rope=rope, rotate_values=True), torch.randn(1, 6, 32)
     calls, angles = [], rope.angles

@@ -404,7 +404,7 @@ def test_a_writer_that_is_killed_leaves_what_was_there(saved):
     assert same(old, ViT.from_pretrained(saved))
 
 
-def test_halves_of_two_models_are_not_taken_for_one(saved, monkeypatch):
+def test_halves_of_two_models_are_refused(saved, monkeypatch):
     """Killed between two moves: the shapes fit, the meaning of the weights does not."""
     replace = Path.replace
 

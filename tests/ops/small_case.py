@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck python tests/ops/small_case.py
     compute-sanitizer --tool racecheck python tests/ops/small_case.py
 
-Prints the largest error against the slow twin, and fails if that is not small.
+Prints the largest error against the reference implementation, and fails if that is not small.
 """
 
 from __future__ import annotations

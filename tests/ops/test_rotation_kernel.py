@@ -37,7 +37,7 @@ def assert_parity(rope, positions, *, groups=1, tokens=6, batch=2, within=2e-6, 
 
 @pytest.mark.parametrize("block_size", [3, 8])
 @pytest.mark.parametrize("name", KERNEL_METHODS)
-def test_the_spectral_path_is_its_twin_for_any_gradient(name, block_size):
+def test_it_agrees_with_the_spectral_path_for_any_gradient(name, block_size):
     """Not only for those that come from scores, in which some of the sums cancel."""
     rope = make(name, block_size=block_size, dtype=torch.float32, head_dim=4 * block_size)
     rope.to(DEVICE)
@@ -177,9 +177,9 @@ def test_low_precision_is_within_its_own_noise(name, dtype, size):
     expected = scores_and_gradients(rope.double(), *exact, positions.double(), "reference")
     got = scores_and_gradients(rope.float(), *low, positions, "triton")
     plain = [x.clone().requires_grad_() for x in (q, k)]
-    yardstick = scores_and_gradients(rope, *plain, positions, "spectral")
+    spectral = scores_and_gradients(rope, *plain, positions, "spectral")
     for key, value in expected.items():
-        error, limit = (relative_error(x[key].double(), value) for x in (got, yardstick))
+        error, limit = (relative_error(x[key].double(), value) for x in (got, spectral))
         assert error < 2 * limit + torch.finfo(dtype).eps, (key, error, limit)
 
 

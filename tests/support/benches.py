@@ -30,7 +30,7 @@ def command(monkeypatch, *arguments: object) -> int:
 
 
 def fake(name: str, *, call=lambda: None, error: float = 0.0, **options) -> Candidate:
-    """A candidate that does nothing, or what it is told to."""
+    """A candidate that does nothing, or calls the given function."""
     benchmark = Benchmark({"forward": call, "step": call}, lambda: Verdict(error, 1e-6, "all"))
     options.setdefault("method", "rope")
     return Candidate(name, lambda: benchmark, **options)

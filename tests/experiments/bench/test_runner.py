@@ -50,7 +50,7 @@ def test_a_wrong_candidate_is_not_timed(error):
     assert not called
 
 
-def test_a_missing_library_and_a_crash_are_told_apart(monkeypatch):
+def test_a_missing_library_and_a_crash_are_distinguished(monkeypatch):
     monkeypatch.setitem(sys.modules, "rotary_embedding_torch", None)
     missing = Candidate("theirs", lambda: rivals.RotaryEmbeddingTorch(SHAPE), "rope")
     part = fake_part(fake("none"), missing, Candidate("ours", broken, "rope", "auto"))

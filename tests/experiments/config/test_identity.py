@@ -37,7 +37,7 @@ def test_it_is_a_hash_of_the_fields_that_are_not_at_their_default():
     assert run_name(config) == f"comrope-ld-b8-p1-s0-{digest[:12]}"
 
 
-def test_runs_are_told_apart_by_what_decides_only():
+def test_runs_differ_by_what_decides_only():
     ids = {
         run_id(Config()),
         run_id(with_fields(train__seed=1)),

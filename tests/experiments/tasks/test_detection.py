@@ -161,7 +161,7 @@ def test_heads_start_alike_on_every_backbone():
 
 
 class Oracle(torch.nn.Module):
-    """Finds what it is told to, whatever it sees; in place of a detector."""
+    """Returns the given answers for any image; in place of a detector."""
 
     def __init__(self, detector, answers):
         super().__init__()
