@@ -30,7 +30,7 @@ def store(tmp_path):
         folder = tmp_path / "out" / "runs" / f"seed-{seed}"
         folder.mkdir(parents=True)
         (folder / CONFIG).write_text(to_yaml(config))
-        (folder / RESULT).write_text(json.dumps({"top1": {"12": 50.0 + seed}, "taken_for": [[1]]}))
+        (folder / RESULT).write_text(json.dumps({"top1": {"12": 50.0 + seed}, "confusion": [[1]]}))
     return tmp_path / "store"
 
 

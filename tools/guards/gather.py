@@ -18,6 +18,7 @@ __all__ = ["canonical_results", "differences", "observe"]
 REMOVED = ("ablation", "angles", "backwards", "units")
 VOLATILE = ("command",)
 TIME_AXIS = "model.axis_scale"  # no committed study has another use of it
+ENTRIES = {"confusion": "taken_for"}  # of results: present -> first
 # Words of rows and titles: present -> first.
 WORDS = {
     ", extended": ", values and near",
@@ -128,8 +129,13 @@ def _canonical_cell(cell: dict[str, Any], aliases: dict[str, str]) -> dict[str, 
         name = names.get(name, name)
         values = {new: old for old, new in RENAMED_VALUES.get(name, {}).items()}
         fields[name] = values.get(value, value) if isinstance(value, str) else value
-    runs = [{**run, "run": _first_name(run["run"], aliases)} for run in cell["runs"]]
+    runs = [_canonical_run(run, aliases) for run in cell["runs"]]
     return {**cell, "fields": fields, "runs": runs}
+
+
+def _canonical_run(run: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
+    entries = {ENTRIES.get(name, name): value for name, value in run.items()}
+    return {**entries, "run": _first_name(run["run"], aliases)}
 
 
 def _first_name(run: str, aliases: dict[str, str]) -> str:

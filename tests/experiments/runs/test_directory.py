@@ -106,3 +106,8 @@ def test_the_weights_of_a_finished_run(tmp_path):
     (tmp_path / WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(UserError, match=f"start: .*{WEIGHTS}"):
         read_weights(tmp_path, "start")
+
+
+def test_results_of_earlier_versions_have_the_present_names(tmp_path):
+    write_result(tmp_path, {"top1": {"12": 50.0}, "taken_for": [[1, 0], [0, 1]]})
+    assert read_result(tmp_path) == {"top1": {"12": 50.0}, "confusion": [[1, 0], [0, 1]]}

@@ -48,8 +48,11 @@ def test_families_without_a_recipe_are_named_after_their_data():
 
 def test_records_of_the_first_schema_are_upgraded(tmp_path):
     fields = {"model.near": 4.0, "model.init": "turned"}
-    record = Record("0" * 12, "name", fields, {"train.keep": 3}, {}, schema=1)
-    model = Record.from_json(record.to_json()).config.model
+    result = {"taken_for": [[1]]}
+    record = Record("0" * 12, "name", fields, {"train.keep": 3}, result, schema=1)
+    read = Record.from_json(record.to_json())
+    assert read.result == {"confusion": [[1]]}
+    model = read.config.model
     assert (model.locality_bias, model.init) == (4.0, "rope-random-axes")
     assert differences(record.config, Config())
 

@@ -154,7 +154,7 @@ def test_only_a_model_with_a_time_axis_knows_which_way_time_goes(trained):
     assert time["12"]["top1"] > 85
     assert time["8 frames"]["top1"] > 75
     assert 40 < no_time["12"]["top1"] < 60
-    counts = np.array(time["12"]["taken_for"])
+    counts = np.array(time["12"]["confusion"])
     assert counts.sum(1).tolist() == [128, 128]
     assert 100 * counts.trace() / 256 == time["12"]["top1"]
 
@@ -233,7 +233,7 @@ def test_bad_videos_are_named_or_skipped_and_counted(cache, ucf, spoilt, tmp_pat
     assert "2 frames" in result["top1"]
     assert result["images"] == 1
     assert result["classes"] == ["Emu", "Ant"]
-    assert sum(map(sum, result["taken_for"])) == 1
+    assert sum(map(sum, result["confusion"])) == 1
     with raises_for("data.frames", UserError):
         evaluate_run(tmp_path / "run", overrides=["data.frames=8"], progress=False)
 

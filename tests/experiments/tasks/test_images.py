@@ -152,15 +152,15 @@ def test_top1_is_the_share_of_images_that_are_classified_right(offset):
         probe=Probe(offset), advance=done.append,
     )  # fmt: skip
     assert (found["images"], found["unreadable"], sum(done)) == (360, 0, 400)  # the last is filled
-    taken_for = torch.tensor(found["taken_for"])
-    assert found["top1"] == pytest.approx(100 * int(taken_for.trace()) / 360)
+    confusion = torch.tensor(found["confusion"])
+    assert found["top1"] == pytest.approx(100 * int(confusion.trace()) / 360)
     if offset:
         usual = task.evaluate(model, task.validation(source), view, accelerator)
-        assert found["taken_for"] != usual["taken_for"]  # LieRE notices
+        assert found["confusion"] != usual["confusion"]  # LieRE notices
         # Every image has a draw of its own, however images are put into batches.
         few = task_of(task.config.with_overrides({"evaluate.batch_size": 7}))
         again = few.evaluate(model, few.validation(source), view, accelerator, probe=Probe(offset))
-        assert again["taken_for"] == found["taken_for"]
+        assert again["confusion"] == found["confusion"]
         return
     expected, images = torch.zeros(10, 10, dtype=torch.int64), task.dataset(source, view)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_top1_is_the_share_of_images_that_are_classified_right(offset):
             image = images[Key(0, number, number, view)]
             logits = model(task.normalize(torch.as_tensor(image.image)[None], CPU))
             expected[image.target, logits.argmax()] += 1
-    assert torch.equal(taken_for, expected)
+    assert torch.equal(confusion, expected)
 
 
 def test_counts_of_the_training_resolution_are_kept_with_the_names_of_classes():
@@ -177,9 +177,9 @@ def test_counts_of_the_training_resolution_are_kept_with_the_names_of_classes():
     class Source:
         classes = ("zero", "one")
 
-    by_view = {"12": {"top1": 1.0, "taken_for": [[1]]}, "24": {"top1": 2.0, "taken_for": [[2]]}}
+    by_view = {"12": {"top1": 1.0, "confusion": [[1]]}, "24": {"top1": 2.0, "confusion": [[2]]}}
     assert task.summarize(Source(), by_view) == {
-        "top1": {"12": 1.0, "24": 2.0}, "classes": ("zero", "one"), "taken_for": [[1]]
+        "top1": {"12": 1.0, "24": 2.0}, "classes": ("zero", "one"), "confusion": [[1]]
     }  # fmt: skip
     assert task.summarize(Source(), {"24": {"top1": 2.0}}) == {"top1": {"24": 2.0}}
 
@@ -226,7 +226,7 @@ def test_held_out_images_validate_and_are_never_trained_on(folder, tmp_path):
         read = {"training": config.train.epochs, "validation": 1}[part]
         assert result["unreadable"] == {"training": 0, "validation": 0} | {part: read}
         assert result["steps"] == 6  # 36 images, twelve a step, twice
-        assert sum(map(sum, result["taken_for"])) == 12 - (part == "validation")
+        assert sum(map(sum, result["confusion"])) == 12 - (part == "validation")
 
 
 def test_a_run_is_evaluated_on_what_it_held_out_unless_told_otherwise(folder, tmp_path):

@@ -31,12 +31,14 @@ __all__ = [
     "check_run_dir",
     "read_result",
     "read_weights",
+    "upgrade_result",
     "write_config",
     "write_result",
 ]
 
 LOG, RESULT, WEIGHTS = "log.jsonl", "result.json", "model.safetensors"
 LOCK = ".lock"
+RENAMED = {"taken_for": "confusion"}  # entries of results that earlier versions wrote
 
 
 def check_run_dir(config: Config, out: Path) -> None:
@@ -71,13 +73,18 @@ def write_config(out: Path, config: Config) -> None:
 def read_result(out: Path) -> dict[str, Any] | None:
     """Return the result of a finished run; None for other folders."""
     try:
-        return dict(json.loads((out / RESULT).read_text()))
+        return upgrade_result(json.loads((out / RESULT).read_text()))
     except FileNotFoundError:
         return None
     except ValueError:
         raise UserError(
             f"{out / RESULT}: expected JSON; remove the file to evaluate the run again"
         ) from None
+
+
+def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result with the present names of its entries."""
+    return {RENAMED.get(name, name): value for name, value in dict(result).items()}
 
 
 def read_weights(out: Path, label: str = "run") -> tuple[Config, dict[str, Tensor]]:

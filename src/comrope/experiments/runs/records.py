@@ -26,7 +26,7 @@ from comrope.experiments.config import (
     runtime,
     upgrade,
 )
-from comrope.experiments.runs.directory import LOG, RESULT, read_result
+from comrope.experiments.runs.directory import LOG, RESULT, read_result, upgrade_result
 from comrope.experiments.runs.log import read_log
 
 __all__ = ["START", "Record", "describe", "merge", "recipe_of", "record_of"]
@@ -116,7 +116,7 @@ class Record:
                 name=about["name"],
                 fields=about["config"],
                 runtime=about["runtime"],
-                result=about["result"],
+                result=upgrade_result(about["result"]),
                 evaluations=about["evaluations"],
                 measured=about["measured"],
                 losses=about["loss"],

@@ -231,7 +231,7 @@ class ImageTask(Task):
         probe: Probe = NO_PROBE,
         advance: Advance = lambda samples: None,
     ) -> dict[str, Any]:
-        """Return top-1 in percent, and with few classes the confusion matrix ("taken_for").
+        """Return top-1 in percent, and with few classes the confusion matrix ("confusion").
 
         With ``probe.offset`` rho, the coordinates of every image, including the class token, are
         shifted by N(0, rho^2) image widths along each axis. Every image has its own draw, with a
@@ -277,7 +277,7 @@ class ImageTask(Task):
         result: dict[str, Any] = {"top1": 100 * right / seen, "images": seen, "unreadable": skipped}
         if len(confusion):
             counts = [int(n) for n in sum_over_processes(accelerator, *confusion.flatten())]
-            result["taken_for"] = [counts[i : i + classes] for i in range(0, len(counts), classes)]
+            result["confusion"] = [counts[i : i + classes] for i in range(0, len(counts), classes)]
         return result
 
     def positions(self, model: Any, images: Tensor, view: Any) -> Tensor:
@@ -290,14 +290,14 @@ class ImageTask(Task):
     def summarize(self, source: Any, by_view: dict[str, Any]) -> dict[str, Any]:
         """Return top-1 in every view, and the confusion matrix at the training resolution.
 
-        "taken_for" is the matrix, one row of counts per true class; "classes" are the class names,
+        "confusion" is the matrix, one row of counts per true class; "classes" are the class names,
         if there are any.
         """
         result = super().summarize(source, by_view)
-        taken_for = by_view.get(str(self.training_view.resolution), {}).get("taken_for")
-        if taken_for is None:
+        confusion = by_view.get(str(self.training_view.resolution), {}).get("confusion")
+        if confusion is None:
             return result
-        return {**result, "classes": getattr(source, "classes", None), "taken_for": taken_for}
+        return {**result, "classes": getattr(source, "classes", None), "confusion": confusion}
 
     def format_view(self, name: str) -> str:
         return f"{name} px" if name.isdigit() else name

@@ -35,7 +35,7 @@ def test_a_row_is_compared_with_baselines_that_have_its_perturbation():
 
 
 def test_accuracy_among_two_classes_counts_answers_within_the_pair():
-    run = {"classes": CLASSES, "taken_for": [[5, 3, 2], [1, 6, 0], [4, 0, 9]]}
+    run = {"classes": CLASSES, "confusion": [[5, 3, 2], [1, 6, 0], [4, 0, 9]]}
     pair = pair_of(run["classes"])
     assert pair == ("LeftSwipe", "RightSwipe")
     assert pair_accuracy(pair, run) == 100 * 11 / 15
@@ -45,7 +45,7 @@ def test_accuracy_among_two_classes_counts_answers_within_the_pair():
 def test_the_gain_of_the_time_axis_is_paired_by_seed():
     def run(seed, right):
         counts = [[right, 10 - right, 0], [0, 10, 0], [0, 0, 5]]
-        return {"seed": seed, "classes": CLASSES, "taken_for": counts}
+        return {"seed": seed, "classes": CLASSES, "confusion": counts}
 
     top1 = {s: {"8": 1.0, "16": 1.0} for s in range(3)}
     row = row_of(top1, "comrope-ld") | {"runs": [run(s, 8 + s % 2) for s in range(3)]}

@@ -136,7 +136,7 @@ def pair_of(classes: Sequence[str] | None) -> tuple[str, str] | None:
 def pair_accuracy(pair: tuple[str, str], run: Results) -> float:
     """Return the accuracy, %, on clips of two classes that were assigned to one of the two."""
     first, second = map(run["classes"].index, pair)
-    counts = run["taken_for"]  # the confusion matrix
+    counts = run["confusion"]  # the confusion matrix
     right = counts[first][first] + counts[second][second]
     wrong = counts[first][second] + counts[second][first]
     return float(100 * right / max(1, right + wrong))
