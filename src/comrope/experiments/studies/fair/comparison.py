@@ -61,7 +61,7 @@ NOTE_EXTENDED = (
     "rate of the angles.\n\n"
 )
 NOTE_EPOCHS = (
-    "*1.25× epochs*: trained for 25 % more epochs than the others, for a comparison with rows "
+    "*1.25× epochs*: trained for longer than the others, for a comparison with rows "
     "that take more time a step.\n\n"
 )
 NOTE_EXTENSIONS = (
