@@ -12,8 +12,17 @@ from torch import Tensor
 import comrope
 from comrope.analysis import scores
 from comrope.angles import plane_generators
+from comrope.methods import method_class
 
-COMMUTING = tuple(name for name in comrope.METHODS if name != "liere")
+COMMUTING = tuple(name for name in comrope.METHODS if method_class(name).commutes)
+LEARNED = tuple(name for name in comrope.METHODS if method_class(name).learns)
+
+
+def fits(method: str, *, num_axes: int = 2, init: str = "normal") -> bool:
+    """Whether a method rotates with this many axes and can start like this."""
+    cls = method_class(method)
+    can_start = init != "zeros" or cls.starts_at_zero or not cls.learns
+    return can_start and cls.only_axes in (None, num_axes)
 
 
 def make(method: str, **options: Any) -> comrope.RotaryEmbedding:

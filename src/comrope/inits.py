@@ -2,7 +2,7 @@
 
 ``RotaryEmbedding("comrope-ld", init=comrope.inits.RoPE(base=100, position_scale=(14, 14)), ...)``.
 A name in ``NAMES`` stands for an object with default fields. To add an initialization, add a class
-here.
+here, to ``CLASSES`` and to ``__all__``.
 
 Shapes: N axes, H heads, m blocks per head, f planes per block.
 """
@@ -21,6 +21,7 @@ from comrope._deprecated import warn_deprecated
 from comrope._dtypes import constants_like
 
 __all__ = [
+    "CLASSES",
     "NAMES",
     "RENAMED",
     "Init",
@@ -239,10 +240,10 @@ class Isotropic(PlaneInit):
         return PlaneFrequencies(direction, speed, max(scale))
 
 
-_CLASSES: dict[str, type[Init]] = {
+CLASSES: dict[str, type[Init]] = {
     cls.name: cls for cls in (Normal, Zeros, RoPE, RandomAxes, Isotropic)
 }
-NAMES: tuple[str, ...] = tuple(_CLASSES)
+NAMES: tuple[str, ...] = tuple(CLASSES)
 RENAMED = {"turned": "rope-random-axes", "scattered": "isotropic"}
 _FIELDS = {"spread": "std"}  # where a keyword of RotaryEmbedding has another name than the field
 
@@ -263,7 +264,7 @@ def parse(init: str | Init, **keywords: Any) -> Init:
         warn_deprecated(f"init={init!r}", f"init={RENAMED[init]!r}", stacklevel=7)
         init = RENAMED[init]
     if not isinstance(init, Init):
-        init = _CLASSES[_checks.one_of("init", init, NAMES)]()
+        init = CLASSES[_checks.one_of("init", init, NAMES)]()
     defaults = {each.name: each.default for each in fields(init)}
     given = {}
     for keyword, value in keywords.items():
@@ -271,7 +272,7 @@ def parse(init: str | Init, **keywords: Any) -> Init:
         if value is None or (keyword == "spread" and value == 1):
             continue
         if name not in defaults:
-            having = [other for other, cls in _CLASSES.items() if name in cls.__dataclass_fields__]
+            having = [other for other, cls in CLASSES.items() if name in cls.__dataclass_fields__]
             raise ValueError(
                 f"{keyword}: expected none with init {init.name!r}, got {value!r}; the "
                 f"initializations that have one are {', '.join(having)}"

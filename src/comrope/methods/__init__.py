@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from comrope import _checks
 
 if TYPE_CHECKING:  # type checkers do not call __getattr__
-    from comrope.methods.base import Method, batched_angles, has_vanilla_frequencies
+    from comrope.inits import Init
+    from comrope.methods.base import Method, batched_angles
 
 __all__ = [
     "METHODS",
@@ -48,7 +49,14 @@ def create_method(name: str, **options: Any) -> Method:
 
 def label(name: str) -> str:
     """Return the name of a method in tables and figures."""
-    return method_class(name).label
+    return method_class(name).label or name
+
+
+def has_vanilla_frequencies(name: str, init: str | Init) -> bool:
+    """Return whether a method starts with frequencies of vanilla RoPE, per patch or token."""
+    from comrope.inits import PlaneInit  # imported here, because it loads torch
+
+    return isinstance(method_class(name).parse_init(init), PlaneInit)
 
 
 def __getattr__(name: str) -> Any:

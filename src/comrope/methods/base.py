@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from comrope import _checks, inits
 from comrope.angles import Angles
-from comrope.inits import Init, Normal, PlaneInit
+from comrope.inits import Init, Normal, PlaneInit, Zeros
 
-__all__ = ["Method", "batched_angles", "has_vanilla_frequencies", "skew_part"]
+__all__ = ["Method", "batched_angles", "skew_part"]
 
 AXIS_ORDERS = ("alternating", "contiguous")
 
@@ -20,15 +20,22 @@ AXIS_ORDERS = ("alternating", "contiguous")
 class Method(nn.Module):
     """A position encoding: parameters, and the angle matrices (N, H, m, b, b) that they define.
 
-    A subclass names its parameters in ``shapes``, fills them in ``init_normal`` and
-    ``init_planes``, and computes the angles in ``angles_of``.
+    A subclass sets ``name`` and ``head_axis``. It names its parameters in ``shapes``, fills them in
+    ``init_normal`` and ``init_planes``, and computes the angles in ``angles_of``. The other class
+    attributes describe what it can do; a subclass sets those that differ.
     """
 
-    name: str
-    label: str  # in tables and figures
+    name: ClassVar[str]  # as in ``comrope.METHODS``
+    label: ClassVar[str] = ""  # in tables and figures; by default the name
+    head_axis: ClassVar[dict[str, int]] = {}  # parameter -> its dimension of the heads
     options: ClassVar[dict[str, Any]] = {}  # options of this method alone, with their defaults
-    axis_partitioned = False  # each block rotates with one axis, so the axes share the blocks
-    head_axis: ClassVar[dict[str, int]] = {"P": 0, "theta": 1, "frequencies": 1}
+    only_axes: ClassVar[int | None] = None  # the only possible number of axes; None: any number
+    learns: ClassVar[bool] = True  # it has parameters
+    starts_at_zero: ClassVar[bool] = True  # it can learn from init "zeros", which is no rotation
+    commutes: ClassVar[bool] = True  # on several axes too; else new positions need exponentials
+    axis_partitioned: ClassVar[bool] = False  # each block rotates with one axis
+    direction_per_plane: ClassVar[bool] = True  # planes of a block can rotate with different axes
+    block_size_matters: ClassVar[bool] = True  # else blocks only group the planes
 
     def __init__(
         self,
@@ -64,6 +71,11 @@ class Method(nn.Module):
         )
         self._check_sizes()
         for name, shape in self.shapes().items():
+            if name not in self.head_axis:
+                raise TypeError(
+                    f"head_axis: expected the dimension of the heads in {name!r} {shape}, a "
+                    f"parameter of {type(self).__name__}; got {self.head_axis}"
+                )
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         self.reset_parameters()
@@ -99,8 +111,10 @@ class Method(nn.Module):
             self.init_normal(self.init.std)
         elif isinstance(self.init, PlaneInit):
             self.init_planes(self.init)
-        else:
+        elif isinstance(self.init, Zeros):
             self.init_zeros()
+        else:
+            raise TypeError(f"init: expected a Normal, PlaneInit or Zeros, got {self.init}")
 
     def init_normal(self, std: float) -> None:
         """Draw the parameters, with ``std`` times the method's own standard deviation."""
@@ -142,20 +156,33 @@ class Method(nn.Module):
 
     def _check_sizes(self) -> None:
         dim, size, axes = self.head_dim, self.block_size, self.num_axes
+        if self.only_axes not in (None, axes):
+            raise ValueError(
+                f"num_axes: expected {self.only_axes}, as method {self.name!r} requires, got {axes}"
+            )
+        if isinstance(self.init, Zeros) and self.learns and not self.starts_at_zero:
+            others = ", ".join(name for name in inits.NAMES if name != Zeros.name)
+            raise ValueError(
+                f"init: expected one of {others}, since method {self.name!r} cannot start at zero; "
+                f"got {self.init.name!r}"
+            )
         if self.init.mixes_axes and self.axis_partitioned:
+            others = ", ".join(n for n, cls in inits.CLASSES.items() if not cls.mixes_axes)
             raise ValueError(
                 f"init: {self.init.name!r} needs blocks that rotate with all axes, and each of "
-                f"method {self.name!r} rotates with one; expected normal, zeros or rope"
+                f"method {self.name!r} rotates with one; expected one of {others}"
             )
         if dim % size:
             raise ValueError(f"block_size: expected a divisor of head_dim {dim}, got {size}")
         if (self.axis_partitioned or self.init.shares_blocks) and self.num_blocks % axes:
-            what = f"method {self.name!r}" if self.axis_partitioned else f"init {self.init.name!r}"
+            kind, name = "init", self.init.name
+            if self.axis_partitioned:
+                kind, name = "method", self.name
             raise ValueError(
-                f"head_dim: {what} shares the blocks of a head among the axes, so head_dim / "
-                f"block_size must be a multiple of num_axes {axes}; got {dim} / {size} = "
-                f"{self.num_blocks}. Choose num_heads so that head_dim is a multiple of "
-                f"{axes * size}, or 'comrope-ld', 'comrope-torus'"
+                f"head_dim: {kind} {name!r} shares the blocks of a head among the axes, so "
+                f"head_dim / block_size must be a multiple of num_axes {axes}; got {dim} / {size} "
+                f"= {self.num_blocks}. Choose num_heads so that head_dim is a multiple of "
+                f"{axes * size}, or another {kind}"
             )
         self.init.check(self.shape)
 
@@ -203,11 +230,6 @@ def _can_batch(first: Method, method: Method) -> bool:
         if mine.dtype != other.dtype or mine.requires_grad != other.requires_grad:
             return False
     return devices[0] == devices[1]
-
-
-def has_vanilla_frequencies(method: str, init: str | Init) -> bool:
-    """Return whether frequencies start as those of vanilla RoPE, per patch or token."""
-    return method == "rope" or isinstance(inits.parse(init), PlaneInit)
 
 
 def skew_part(matrix: Tensor) -> Tensor:

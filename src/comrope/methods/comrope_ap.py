@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from comrope._dtypes import to_compute_dtype
@@ -17,7 +19,9 @@ class ComRoPEAP(Method):
 
     name = "comrope-ap"
     label = "ComRoPE-AP"
+    head_axis: ClassVar = {"P": 0}
     axis_partitioned = True
+    direction_per_plane = False
     P: nn.Parameter
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

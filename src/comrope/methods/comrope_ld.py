@@ -22,7 +22,9 @@ class ComRoPELD(Method):
 
     name = "comrope-ld"
     label = "ComRoPE-LD"
+    head_axis: ClassVar = {"P": 0, "theta": 1}
     options: ClassVar = {"shared_theta": False}
+    direction_per_plane = False
     P: nn.Parameter
     theta: nn.Parameter
 

@@ -6,6 +6,8 @@ necessary and sufficient condition that the paper lists as missing.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ class ComRoPETorus(Method):
 
     name = "comrope-torus"
     label = "comrope-torus (all commuting)"
+    head_axis: ClassVar = {"P": 0, "frequencies": 1}
     P: nn.Parameter
     frequencies: nn.Parameter
 

@@ -20,6 +20,7 @@ class LieRE(Method):
     name = "liere"
     label = "LieRE"
     head_axis: ClassVar = {"P": 1}
+    commutes = False
     P: nn.Parameter
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

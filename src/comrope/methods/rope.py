@@ -25,7 +25,11 @@ class RoPE(Method):
 
     name = "rope"
     label = "vanilla RoPE"
+    learns = False
+    starts_at_zero = False
     axis_partitioned = True
+    direction_per_plane = False
+    block_size_matters = False
 
     anchor: Tensor
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,8 @@ class RoPEMixed(Method):
 
     name = "rope-mixed"
     label = "RoPE-Mixed"
+    head_axis: ClassVar = {"frequencies": 1}
+    block_size_matters = False
     frequencies: nn.Parameter
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

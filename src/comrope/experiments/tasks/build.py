@@ -148,10 +148,10 @@ def build_timm_model(config: Config) -> TimmModel:
     built = TimmModel(_create(config, model.name.removeprefix(TIMM)))
     if model.position == "ape":
         return built
-    vanilla = has_vanilla_frequencies(model.position, model.init)
-    in_patches = vanilla and model.position_units == "patch"
     options = {name: getattr(model, name) for name in FIELDS if name in OF_ROTATION}
     try:
+        vanilla = has_vanilla_frequencies(model.position, model.init)
+        in_patches = vanilla and model.position_units == "patch"
         swap(
             built.model,
             model.position,
