@@ -37,17 +37,14 @@ class RotaryEmbedding(nn.Module):
         head_dim: Channels per head.
         num_axes: Coordinates per position.
         block_size: Size of the rotated blocks, a divisor of ``head_dim``.
-        init: How learned angles start. ``"normal"``: random, with frequencies of about 1.4 (blocks
-            of two) to 5.5 (blocks of sixteen) radians per unit, so for positions in about [0, 1].
-            ``"zeros"``: no rotation, so standard attention. ``"rope"``: vanilla RoPE.
-            ``"rope-random-axes"``: vanilla RoPE with axes rotated at random in every head.
-            ``"isotropic"``: a random direction for every plane. Or an object of ``comrope.inits``,
-            which describes them.
+        init: How learned angles start: a name in ``comrope.inits.NAMES``, or an object of
+            ``comrope.inits``, which describes them. ``"normal"``: random, with frequencies of about
+            1.4 (blocks of two) to 5.5 (blocks of sixteen) radians per unit, so for positions in
+            about [0, 1]. ``"zeros"``: no rotation, so standard attention. ``"rope"``: vanilla RoPE,
+            the default of method ``"rope"``.
         spread: Short for ``init=inits.Normal(std=...)``.
-        base: Short for the ``base`` of ``inits.RoPE``, ``RandomAxes`` or ``Isotropic``; also for
-            method ``"rope"``, whose ``init`` is ``inits.RoPE()``.
-        position_scale: Short for the ``position_scale`` of the same three.
-        frequencies: Short for the ``frequencies`` of ``inits.RoPE`` or ``RandomAxes``.
+        base, position_scale, frequencies: Short for these fields of initializations that have them,
+            such as ``inits.RoPE``.
         axis_order: Which blocks rotate with which axis, in vanilla RoPE and ``"comrope-ap"``:
             ``"alternating"``, as in the paper, or ``"contiguous"``, all blocks of axis 0 first, as
             in DINOv3 and timm's models. They differ in the order of channels only.
@@ -57,7 +54,7 @@ class RotaryEmbedding(nn.Module):
         num_prefix_tokens: Leading tokens that are left unrotated.
         backend: ``"auto"``, ``"triton"`` (kernels for an NVIDIA GPU), ``"spectral"`` or
             ``"reference"``; ``select_backend`` returns what ``"auto"`` selects, and why.
-        options: Options of the method: ``shared_theta`` of ``"comrope-ld"``.
+        options: Options of the method, such as ``shared_theta`` of ``"comrope-ld"``.
 
     Casting the module to bfloat16 or float16 rounds its learned angles, which matters for long
     ranges of positions. Autocast does not change them.

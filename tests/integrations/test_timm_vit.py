@@ -10,6 +10,8 @@ from helpers import raises_for, relative_error
 from support.vision_models import build, eva, images, outputs, seen, train, vit
 
 import comrope
+from comrope.analysis import rotary_modules
+from comrope.methods import method_class
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,26 @@ def test_a_base_changes_frequencies_and_not_what_positions_are():
     assert relative_error(seen(same), before) < 1e-5
     other = comrope.swap(model, base=10.0, block_size=4)
     assert relative_error(seen(other), before) > 1e-5
+
+
+def test_learned_frequencies_are_kept_by_every_method_that_can_have_them(method):
+    model = build("timm mixed")
+    before = seen(model)
+    if not method_class(method).direction_per_plane:
+        with raises_for("method", naming="rope-mixed"):
+            comrope.swap(model, method, block_size=4)
+        return
+    swapped = copy.deepcopy(comrope.swap(model, method, block_size=4))
+    assert relative_error(seen(swapped), before) < 1e-5
+    for rotation in rotary_modules(swapped).values():
+        rotation.reset_parameters()
+    assert relative_error(seen(swapped), before) < 1e-5
+
+
+@pytest.mark.parametrize("option", [{"base": 10.0}, {"position_scale": 2.0}, {"spread": 2.0}])
+def test_learned_frequencies_take_no_options(option):
+    with pytest.raises(ValueError, match=f"^(base, position_scale|{next(iter(option))}): "):
+        comrope.swap(build("timm mixed"), "rope-mixed", **option)
 
 
 def test_a_rotary_embedding_that_its_layers_do_not_follow():

@@ -33,6 +33,7 @@ from comrope.integrations.timm_vit import (
     swap_timm_model,
 )
 from comrope.integrations.token_positions import TokenPositions
+from comrope.methods import method_class
 
 __all__ = ["FOLDED", "check_weights", "swap", "take_out", "unswap"]
 
@@ -97,10 +98,11 @@ def swap(
         _check_version("transformers", OLDEST["vision" if is_vision else "language"])
         swap_rotating_model(model, method, **options)
         return model
-    if method == "rope" and options.get("init", "zeros") == "zeros" and not hasattr(model, "rope"):
+    starts_at_zero = options.get("init", "zeros") == "zeros" and not hasattr(model, "rope")
+    if starts_at_zero and not method_class(method).starts_at_zero:
         raise ValueError(
-            "method: 'rope' has no parameters that could start at zero; expected another method, "
-            "or init='rope' with position_scale"
+            f"method: {method!r} cannot start at zero, which would keep the outputs; expected "
+            "another method, or init='rope' with position_scale"
         )
     if is_vision_model(model):
         _check_version("transformers", OLDEST["vision"])

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from comrope.angles import plane_generators
+from comrope.inits import PlaneFrequencies, PlaneInit, Shape
 from comrope.integrations.rebinding import ROTATION, deref
 from comrope.integrations.token_positions import TokenPositions, axial, centered, normalized
+from comrope.methods import METHODS, method_class
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["TIMM_MODELS", "is_timm_model", "swap_timm_model"]
@@ -73,6 +74,27 @@ class WithoutRope:
 
     def __call__(self, module: nn.Module, inputs: Any, options: dict[str, Any]) -> Any:
         return inputs, options | {"rope": None} if "rope" in options else options
+
+
+@dataclass(frozen=True)
+class _LearnedFrequencies(PlaneInit):
+    """The learned frequencies of a layer of a model of timm: each plane has its own direction."""
+
+    name: ClassVar[str] = "rope"  # the name that stands for it in ``swap``
+    frequencies: Tensor | None = field(default=None, repr=False, compare=False)  # (2, H m f)
+
+    def check(self, shape: Shape) -> None:
+        if self != type(self)():
+            raise ValueError(
+                "base, position_scale: expected none, since the rotation starts with the "
+                f"frequencies that the model has learned; got {self.base}, {self.position_scale}"
+            )
+
+    def planes(self, shape: Shape, like: Tensor) -> PlaneFrequencies:
+        assert self.frequencies is not None
+        sizes = (shape.num_axes, shape.num_heads, shape.num_blocks, shape.num_planes)
+        direction = self.frequencies.to(like.device).reshape(sizes)
+        return PlaneFrequencies(direction, direction.new_ones(direction.shape[1:]))
 
 
 def is_timm_model(model: nn.Module) -> bool:
@@ -134,9 +156,14 @@ def swap_timm_model(
     options.setdefault("channel_order", "half" if half else "interleaved")
     if options.get("base") is not None:
         start.pop("frequencies", None)
-    options = start | (options | {"init": "zeros"} if mixed else options)
+    if mixed:
+        _check_directions(method)
+    options = start | options
     rotations = []
     for number, layer in enumerate(layers):
+        if mixed:
+            learned = rope.freqs[:, number].detach().clone()
+            options["init"] = _LearnedFrequencies(frequencies=learned)
         rotation = RotaryEmbedding(
             method,
             num_heads=getattr(layer, "num_kv_heads", layer.num_heads),
@@ -145,8 +172,6 @@ def swap_timm_model(
             device=next(layer.parameters()).device,
             **options,
         )
-        if mixed:
-            _start_mixed(rotation, rope.freqs[:, number], rope.num_heads)
         rotations.append(rotation)
     for layer, rotation in zip(layers, rotations, strict=True):  # the model is unchanged up to here
         layer.add_module(ROTATION, rotation.train(layer.training))
@@ -214,17 +239,11 @@ def _augmented(rope: Any, x: Tensor) -> Tensor:
     return x
 
 
-@torch.no_grad()
-def _start_mixed(rotation: RotaryEmbedding, frequencies: Tensor, heads: int) -> None:
-    """Start from timm's learned frequencies (2, heads f), a direction for every plane."""
-    method: Any = rotation.method
-    planes = frequencies.reshape(-1, heads, method.num_blocks, method.num_planes)
-    if method.name in ("rope-mixed", "comrope-torus"):
-        method.frequencies.copy_(planes)
-    elif method.name == "liere":
-        method.P.copy_(0.5 * plane_generators(planes, method.block_size))
-    else:
+def _check_directions(method: str) -> None:
+    """Raise unless a method can have the learned frequencies of a model."""
+    if not method_class(method).direction_per_plane:
+        able = [name for name in METHODS if method_class(name).direction_per_plane]
         raise ValueError(
-            f"method: {method.name!r} cannot have the model's frequencies, with another direction "
-            "for every plane; expected rope-mixed, comrope-torus or liere, or another init"
+            f"method: {method!r} cannot have the model's frequencies, with another direction for "
+            f"every plane; expected one of {', '.join(able)}, or another init"
         )

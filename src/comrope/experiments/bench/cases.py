@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
+from comrope.methods import has_vanilla_frequencies, method_class
 from comrope.models.registry import SIZES
 from comrope.rotary import RotaryEmbedding
 
@@ -101,7 +102,7 @@ def token_positions(setting: Setting, per_sample: bool = False) -> Tensor:
 
 
 def block_size_of(method: str) -> int:
-    return 2 if method in ("rope", "rope-mixed") else 8
+    return 8 if method_class(method).block_size_matters else 2
 
 
 def used_backend(rope: RotaryEmbedding, setting: Setting) -> str:
@@ -130,7 +131,7 @@ def own_rotation(setting: Setting, method: str, backend: str) -> RotaryEmbedding
         num_heads=shape.heads,
         head_dim=shape.head_dim,
         block_size=block_size_of(method),
-        position_scale=setting.grid if method == "rope" else None,
+        position_scale=setting.grid if has_vanilla_frequencies(method, "normal") else None,
         backend=backend,
         device=setting.device,
     )

@@ -32,7 +32,7 @@ from comrope.experiments.bench.cases import (
 from comrope.experiments.bench.parity import Rotation, Verdict, rotation_parity, watched_samples
 from comrope.experiments.bench.rivals import PLAIN, RIVALS, HuggingFaceRoPE, Rival
 from comrope.experiments.bench.runner import Baseline, Benchmark, Candidate, Part
-from comrope.methods import METHODS
+from comrope.methods import METHODS, method_class
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["COPY", "HUGGING_FACE", "Layer", "liere", "llama_rotation", "rotation"]
@@ -41,7 +41,7 @@ COPY = "copying memory"
 HUGGING_FACE = "Hugging Face RoPE"
 PRECOMPUTED = "precomputed angles"
 BACKENDS = tuple(backend for backend in ops.BACKENDS if backend != "auto")
-COMMUTING = tuple(method for method in METHODS if method != "liere")
+COMMUTING = tuple(method for method in METHODS if method_class(method).commutes)
 
 
 class Layer(NamedTuple):

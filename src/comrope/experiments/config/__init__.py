@@ -15,7 +15,12 @@ from comrope.experiments.config.identity import (
     runtime,
     start_id,
 )
-from comrope.experiments.config.methods import method_fields, method_names
+from comrope.experiments.config.methods import (
+    commutes,
+    method_fields,
+    method_names,
+    starts_at_zero,
+)
 from comrope.experiments.config.recipes import describe_fields, load_recipe, recipe_names, to_yaml
 from comrope.experiments.config.schema import (
     TIMM,
@@ -43,6 +48,7 @@ __all__ = [
     "Model",
     "Optim",
     "Train",
+    "commutes",
     "decisive",
     "describe_fields",
     "differences",
@@ -57,6 +63,7 @@ __all__ = [
     "run_name",
     "runtime",
     "start_id",
+    "starts_at_zero",
     "to_dict",
     "to_yaml",
     "upgrade",

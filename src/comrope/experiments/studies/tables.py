@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from comrope.experiments.config import commutes
 from comrope.experiments.studies.stats import Difference, by_seed
 from comrope.experiments.studies.study import Results, Study, method_label
 
@@ -141,7 +142,7 @@ def short_name(row: Results) -> str:
 def row_label(row: Results, *, settings: bool = True) -> str:
     """Return the name of a row; with ``settings``, also a perturbation shared by the batch."""
     text = row_name(row)
-    if settings and row["method"] == "liere" and row["perturbation"]:
+    if settings and not commutes(row["method"]) and row["perturbation"]:
         text += "" if row["perturbation_per"] == "sample" else " (perturbation shared by the batch)"
     return text
 

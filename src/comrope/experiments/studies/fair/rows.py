@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from comrope.experiments.studies.study import Preset, Row, method_label, packaged
+from comrope.methods import method_class
 
 __all__ = [
     "CONTROL",
@@ -93,5 +94,7 @@ def extended_fields(method: str) -> dict[str, Any]:
     Learned angles start as vanilla RoPE with a higher learning rate, as in trials with
     comrope-torus.
     """
-    learned = {"model.init": "rope", "optim.angle_lr_scale": 10.0} if method != "rope" else {}
-    return {"model.locality_bias": 4.0, "model.base": 100.0, **learned}
+    fields: dict[str, Any] = {"model.locality_bias": 4.0, "model.base": 100.0}
+    if method_class(method).learns:
+        fields |= {"model.init": "rope", "optim.angle_lr_scale": 10.0}
+    return fields

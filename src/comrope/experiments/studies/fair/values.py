@@ -18,6 +18,7 @@ from comrope.experiments.studies.fair.rows import (
     more_seeds,
 )
 from comrope.experiments.studies.study import Preset, Results, Row, Study, method_label
+from comrope.methods import method_class
 
 __all__ = ["STUDY", "pairs"]
 
@@ -29,7 +30,8 @@ def rows(preset: Preset) -> list[Row]:
     """Return three rows for each rotation, without a search."""
     found = []
     for method in (m for m in EXTENDABLE if m in preset.methods):
-        start = {name: v for name, v in START.items() if (method, name) != ("rope", "model.init")}
+        learns = method_class(method).learns
+        start = {name: v for name, v in START.items() if learns or name != "model.init"}
         plain = Row(method).with_fields(start)
         label = f"{method_label(method, short=True)}, rotated values"
         values = plain.with_fields({"model.rotate_values": True}, label=label)

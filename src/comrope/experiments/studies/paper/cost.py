@@ -21,7 +21,7 @@ from comrope.experiments.common.timing import (
     seconds,
     training_step,
 )
-from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.config import Config, commutes, load_recipe
 from comrope.experiments.studies.study import Results, Study, method_label
 from comrope.experiments.studies.tables import describe_run_of, markdown_table
 from comrope.experiments.tasks import task_of
@@ -42,6 +42,7 @@ ROWS = (
     ("comrope-ap", 8),
     ("comrope-torus", 8),
 )
+OTHER_BLOCK_SIZE = 8  # of methods that a command names
 # The paper's formulas, with tokens n, width d, layers L, axes N and block size b.
 FORMULAS = {
     "ape": ("n d", lambda n, d, layers, axes, b: n * d),
@@ -87,7 +88,8 @@ def measure(base: Config, *, methods: Sequence[str] = (), progress: bool = True)
     """
     accelerator = create_accelerator(base.train.device)
     batch = min(base.train.batch_size, BATCH.get(accelerator.device.type, 128))
-    chosen = [row for row in ROWS if not methods or row[0] in (*methods, "rope")]
+    others = ((method, OTHER_BLOCK_SIZE) for method in methods if method not in dict(ROWS))
+    chosen = [r for r in (*ROWS, *others) if not methods or r[0] in (*methods, "rope")]
     groups = [[row] for row in chosen] if base.train.compile else [chosen]
     times: list[dict[str, Any]] = []
     with progress_bar(progress, "methods") as bar:
@@ -159,7 +161,7 @@ def _config(base: Config, method: str, block: int) -> Config:
 
 def _positions(base: Config, method: str, model: ViT, batch: int) -> Tensor:
     grid = model.train_grid
-    per_sample = base.train.perturbation_per == "sample" and method != "liere"
+    per_sample = base.train.perturbation_per == "sample" and commutes(method)
     place = coordinates.grid(grid, device=model.patches.proj.weight.device)
     sizes = [1 / size for size in grid]
     return coordinates.perturb(place, sizes, 1.0, batch_size=batch if per_sample else None)

@@ -9,7 +9,7 @@ import torch
 
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.figures import STYLES, new_figure
-from comrope.experiments.config import Config
+from comrope.experiments.config import Config, starts_at_zero
 from comrope.experiments.data.batches import Key
 from comrope.experiments.data.boxes import BoxSource
 from comrope.experiments.runs.records import Record
@@ -49,7 +49,7 @@ SHOWN = 3  # images of detections.png
 
 def rows(preset: Preset) -> list[Row]:
     """Return rows with rotations that start at zero, so without vanilla RoPE."""
-    methods = [m for m in preset.methods if m != "rope"]
+    methods = [m for m in preset.methods if starts_at_zero(m)]
     return [Row(m, perturbation=0.0, finetuned=True) for m in methods]
 
 

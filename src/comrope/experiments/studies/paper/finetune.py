@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.config import starts_at_zero
 from comrope.experiments.studies.stats import compare
 from comrope.experiments.studies.study import (
     PRESETS,
@@ -44,7 +45,6 @@ def table(results: Results) -> str:
     paper, resolutions = results["paper"]["finetune"], [str(r) for r in results["resolutions"]]
     size, found = training_size(results), results["rows"]
     baseline = next((r for r in found if r["finetuned"] and r["method"] == "ape"), None)
-    angles = {"ape": "none", "rope": "vanilla RoPE's"}
     names = [row_label(row) if row["finetuned"] else "before" for row in found]
     several = len(resolutions) > 1
     lines = []
@@ -53,7 +53,7 @@ def table(results: Results) -> str:
         lines.append(
             [
                 name,
-                angles.get(row["method"], "zero"),
+                _start_of_angles(row["method"]),
                 format_mean(row["top1"][size]),
                 *_over(row, baseline, [size]),
                 *(_over(row, baseline, resolutions) if several else []),
@@ -87,6 +87,11 @@ def _describe(results: Results) -> str:
         "paired by seed, with its 95 % confidence interval (Student's t). The paper's numbers are "
         f"of {other}{results['paper']['finetune']['data']}, after 4 epochs.\n\n"
     )
+
+
+def _start_of_angles(method: str) -> str:
+    words = {"ape": "none", "rope": "vanilla RoPE's"}
+    return words.get(method) or ("zero" if starts_at_zero(method) else "random")
 
 
 def _over(row: Results, baseline: Results | None, sizes: Sequence[str]) -> list[str]:

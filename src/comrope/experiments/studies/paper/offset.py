@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from comrope.experiments.common.figures import new_figure
-from comrope.experiments.config import Config
+from comrope.experiments.config import Config, commutes
 from comrope.experiments.studies.fair.rows import tuned
 from comrope.experiments.studies.measure import evaluating
 from comrope.experiments.studies.plots import curve, method_style
@@ -34,7 +34,7 @@ def rows(preset: Preset) -> list[Row]:
 
 def accuracy_by_offset(config: Config, folder: Path) -> dict[str, Any]:
     """Return the accuracy at the training resolution for every rho."""
-    if config.model.position == "liere":  # one exponential per image, token, head and block
+    if not commutes(config.model.position):  # one exponential per image, token, head and block
         smaller = max(1, config.evaluate.batch_size // 8)
         config = config.with_overrides({"evaluate.batch_size": smaller})
     with evaluating(config, folder) as evaluate:
