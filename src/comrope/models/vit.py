@@ -19,7 +19,7 @@ from comrope._deprecated import renamed_keywords
 from comrope._dtypes import constants_like
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
-from comrope.methods import METHODS, batched_angles, has_vanilla_frequencies
+from comrope.methods import METHODS, batched_angles, has_vanilla_frequencies, method_class
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
 from comrope.models.pretrained import Pretrained
@@ -41,7 +41,11 @@ ROTARY_OPTIONS = {
     "axis_order": str,
     "spread": float,
     "frequencies": Sequence[float] | None,
-    "shared_theta": bool,
+    **{
+        option: type(default)
+        for method in METHODS
+        for option, default in method_class(method).options.items()
+    },
 }
 
 
@@ -210,8 +214,9 @@ class ViT(Pretrained):
     def note_folded(self) -> None:
         """Update ``arguments`` after ``comrope.fold``: all rotations are RoPE-Mixed now."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
-        of_old_init = ("shared_theta", "frequencies", "spread", "locality_bias")
-        kept = {k: v for k, v in self._given.items() if k not in of_old_init}
+        options = method_class(self.position).options
+        gone = (*options, "frequencies", "spread", "locality_bias")
+        kept = {k: v for k, v in self._given.items() if k not in gone}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 
     def token_positions(self, grid: Sequence[int] | None = None) -> Tensor:
