@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comrope.experiments.common.console import machine
-from comrope.experiments.common.figures import STYLES, new_figure, save
+from comrope.experiments.common.figures import new_figure, save, style_of
 from comrope.experiments.common.files import write_text
 
 __all__ = ["described_machine", "draw", "print_tables", "write"]
@@ -204,7 +204,7 @@ def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
     is_share = label == COPYING
     usual = sorted(values)[max(0, int(0.75 * len(values)) - 1)]
     end = max(values) if is_share else min(max(values), max(2.0, 2.5 * usual))
-    colors = [STYLES[row["method"]]["color"] for row in shown]
+    colors = [style_of(row["method"])["color"] for row in shown]
     places = range(len(shown))
     bars = axis.barh(places, [min(value, end) for value in values], color=colors, height=0.75)
     if any(row["compiled"] for row in shown):

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from comrope.experiments.common.files import write_files
+from comrope.methods import METHODS
 
-__all__ = ["STYLES", "new_figure", "save"]
+__all__ = ["STYLES", "new_figure", "save", "style_of"]
 
 # The same in every figure. The markers distinguish the methods without colour too.
 STYLES: dict[str, dict[str, Any]] = {
@@ -20,6 +21,21 @@ STYLES: dict[str, dict[str, Any]] = {
     "comrope-ld": {"color": "#009E73", "marker": "o"},
     "comrope-torus": {"color": "#CC79A7", "marker": "P"},
 }
+# Of methods that have none above, by their position in METHODS.
+MORE_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#882255", "marker": "*"},
+    {"color": "#332288", "marker": "<"},
+    {"color": "#999933", "marker": ">"},
+    {"color": "#661100", "marker": "h"},
+)
+
+
+def style_of(method: str) -> dict[str, Any]:
+    """Return colour and marker of a method, which may have no entry in ``STYLES``."""
+    if method in STYLES:
+        return STYLES[method]
+    others = [name for name in METHODS if name not in STYLES]
+    return MORE_STYLES[others.index(method) % len(MORE_STYLES)]
 
 
 def new_figure(columns: int, rows: int = 1, *, width: float = 5.4, height: float = 4.3) -> Any:

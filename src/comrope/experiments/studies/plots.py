@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from comrope.experiments.common.figures import STYLES
+from comrope.experiments.common.figures import style_of
 from comrope.experiments.studies.stats import Difference
 from comrope.experiments.studies.study import Results
 from comrope.experiments.studies.tables import row_name
@@ -17,7 +17,7 @@ __all__ = ["Line", "accuracy_curves", "curve", "draw_forest", "method_style"]
 
 def method_style(row: Results, _: int = 0) -> dict[str, Any]:
     """Return colour and marker of a row's method, and the row's name as label."""
-    return {**STYLES[row["method"]], "label": row_name(row)}
+    return {**style_of(row["method"]), "label": row_name(row)}
 
 
 def curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: Any) -> None:
@@ -30,12 +30,12 @@ def curve(axis: Any, xs: list[float], spreads: list[dict[str, Any]], **style: An
 
 
 def accuracy_curves(
-    axis: Any, results: Results, rows: Sequence[Results], style_of: Callable[..., Any]
+    axis: Any, results: Results, rows: Sequence[Results], row_style: Callable[..., Any]
 ) -> None:
     """Draw accuracy against resolution: one curve per row, a line at the training resolution."""
     xs = results["resolutions"]
     for number, row in enumerate(rows):
-        style = style_of(row, number)
+        style = row_style(row, number)
         curve(axis, xs, [row["top1"][str(x)] for x in xs], **style)
     axis.axvline(results["trained_at"], color="0.8", zorder=0, linewidth=1)
     axis.set(xlabel="evaluation resolution, px", xticks=xs)

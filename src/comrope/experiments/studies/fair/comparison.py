@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.studies.fair.pairs import (
     Pair,
     all_pairs,
@@ -248,7 +248,7 @@ def brief_figure(results: Results) -> Any:
             if row is None:
                 continue
             found = mean_over_views(row, every)
-            style = {**STYLES[row["method"]], "linestyle": "none"}
+            style = {**style_of(row["method"]), "linestyle": "none"}
             style |= {"markerfacecolor": "white"} if extended else {}
             height = place if pair[1] is None else place - 0.15 + 0.3 * extended
             axis.plot(found["values"], [height] * len(found["values"]), "|", color="0.4", ms=8)

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.config import Config
 from comrope.experiments.studies.fair.rows import (
     EVERY,
@@ -100,7 +100,7 @@ def figure(results: Results) -> Any:
     for place, trials in enumerate(by_row.values()):
         winner = _winner(results, trials)
         for row in trials:
-            style = dict(STYLES[row["method"]])
+            style = dict(style_of(row["method"]))
             if row is not winner:
                 style |= {"alpha": 0.45}
             axis.plot(mean_over_views(row, every)["mean"], place, linestyle="none", ms=8, **style)

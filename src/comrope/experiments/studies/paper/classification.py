@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.studies.plots import accuracy_curves, method_style
 from comrope.experiments.studies.study import Preset, Results, Row, Study, method_label
 from comrope.experiments.studies.tables import describe_spread, with_paper_table
@@ -31,7 +31,7 @@ def figure(results: Results) -> Any:
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     paper, axis = results["paper"]["classification"], axes[0, -1]
     for method, by_sigma in paper["top1"].items():
-        label, style = method_label(method), STYLES[method]
+        label, style = method_label(method), style_of(method)
         axis.plot(paper["resolutions"], by_sigma["1"], **style, label=label, lw=1.8, ms=5)
     axis.axvline(paper["trained_at"], color="0.8", zorder=0, linewidth=1)
     axis.set(xlabel="evaluation resolution, px", xticks=paper["resolutions"])

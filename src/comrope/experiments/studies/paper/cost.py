@@ -13,7 +13,7 @@ from torch import Tensor
 from comrope import positions as coordinates
 from comrope.experiments.common.console import progress_bar
 from comrope.experiments.common.distributed import autocast, create_accelerator
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.common.parity import TOLERANCE, parity_error
 from comrope.experiments.common.timing import (
     cross_entropy_backward,
@@ -226,7 +226,7 @@ def figure(results: Results) -> Any:
         + (f", b = {row['block_size']}" if row["error"] is not None else "")
         for row in times
     ]
-    colors = [STYLES[row["method"]]["color"] for row in times]
+    colors = [style_of(row["method"])["color"] for row in times]
     for axis, key, what in zip(
         axes[0], ("train_ratio", "inference_ratio"), ("a training step", "inference"), strict=True
     ):

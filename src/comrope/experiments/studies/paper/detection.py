@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from comrope.experiments.common.distributed import create_accelerator
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import STYLES, new_figure, style_of
 from comrope.experiments.config import Config, starts_at_zero
 from comrope.experiments.data.batches import Key
 from comrope.experiments.data.boxes import BoxSource
@@ -128,7 +128,7 @@ def figure(results: Results) -> Any:
     drawing, axes = new_figure(2, width=5.8)
     curves, ends = axes[0]
     for place, row in enumerate(found):
-        style, label = STYLES[row["method"]], method_label(row["method"], short=True)
+        style, label = style_of(row["method"]), method_label(row["method"], short=True)
         epochs = [*row["runs"][0]["by_epoch"]]
         ap = np.array([[run["by_epoch"][epoch] for epoch in epochs] for run in row["runs"]])
         xs, mean = [int(epoch) for epoch in epochs], ap.mean(0)

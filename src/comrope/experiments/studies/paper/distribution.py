@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.config import Config
 from comrope.experiments.inspect import angle_elements, histogram
 from comrope.experiments.studies.paper.block_size import rows
@@ -50,7 +50,7 @@ def figure(results: Results) -> Any:
         for row in (r for r in results["rows"] if r["block_size"] == size):
             shape = row["runs"][0]["histogram"]
             edges = np.array(shape["edges"])
-            centers, color = (edges[1:] + edges[:-1]) / 2, STYLES[row["method"]]["color"]
+            centers, color = (edges[1:] + edges[:-1]) / 2, style_of(row["method"])["color"]
             label = f"{method_label(row['method'])}, std {row['std']['mean']:.2f}"
             for axis in axes[:, column]:
                 axis.step(centers, shape["density"], where="mid", color=color, label=label)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from comrope.experiments.common.figures import STYLES, new_figure
+from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.config import starts_at_zero
 from comrope.experiments.studies.stats import compare
 from comrope.experiments.studies.study import (
@@ -110,7 +110,7 @@ def figure(results: Results) -> Any:
     size = size if size in after[0]["top1"] else next(iter(after[0]["top1"]))
     ours, theirs = axes[0]
     for place, row in enumerate(after):
-        found, style = row["top1"][size], STYLES[row["method"]]
+        found, style = row["top1"][size], style_of(row["method"])
         ours.plot(found["values"], [place] * len(found["values"]), "|", color="0.4", markersize=9)
         ours.errorbar(found["mean"], place, xerr=found["std"], capsize=3, markersize=7, **style)
     for row in before:
@@ -121,7 +121,9 @@ def figure(results: Results) -> Any:
     paper = results["paper"]["finetune"]
     for place, row in enumerate(after):
         if row["method"] in paper["top1"]:
-            theirs.plot(paper["top1"][row["method"]], place, markersize=7, **STYLES[row["method"]])
+            theirs.plot(
+                paper["top1"][row["method"]], place, markersize=7, **style_of(row["method"])
+            )
     theirs.set_title(f"the paper: {paper['data']}", fontsize=10)
     names = [method_label(row["method"], short=True) for row in after]
     ours.set_yticks(range(len(names)), names)
