@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.studies import plan_of
 
+from comrope import methods
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import (
     describe_fields,
@@ -57,6 +58,14 @@ def test_the_papers_fine_tuning():
 )
 def test_the_short_name_of_a_recipe_with_a_method(short, arguments):
     assert load_recipe(short) == load_recipe(*arguments)
+
+
+def test_the_name_of_a_method_may_have_a_digit(monkeypatch):
+    monkeypatch.setitem(methods._CLASSES, "rope-2d", "rope_mixed:RoPEMixed")
+    for module in ("comrope.methods", "comrope.experiments.config.methods"):
+        monkeypatch.setattr(f"{module}.METHODS", (*methods.METHODS, "rope-2d"))
+    config = load_recipe("digits_rope-2d_p0.5")
+    assert (config.model.position, config.train.perturbation) == ("rope-2d", 0.5)
 
 
 def test_a_method_keeps_what_a_recipe_says_of_fine_tuning():

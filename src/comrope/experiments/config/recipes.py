@@ -19,7 +19,7 @@ from comrope.experiments.config.upgrades import SCHEMA, upgrade_tree
 __all__ = ["describe_fields", "load_recipe", "recipe_names", "to_yaml"]
 
 FILES = resources.files("comrope.experiments.config").joinpath("recipes")
-COMPOSED = re.compile(r"(?P<method>[a-z-]+)(_p(?P<perturbation>\d+(\.\d+)?))?")
+COMPOSED = re.compile(r"(?P<method>.+?)(_p(?P<perturbation>\d+(\.\d+)?))?")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
 DEEPEST = 10  # recipes in a chain of bases
 
