@@ -46,6 +46,16 @@ def test_unknown_presets_and_methods_get_a_suggestion():
         plan_of("cost", methods=("rotary",))
 
 
+def test_a_method_that_is_not_in_the_preset_has_a_row_if_the_command_names_it():
+    assert "rope-mixed" not in PRESETS["demo"].methods
+    for study, count in {"classification": 1, "offset": 1, "finetune": 2, "video": 1}.items():
+        rows = plan_of(study, methods=("rope-mixed",)).rows
+        assert [row.method for row in rows][-1] == "rope-mixed"
+        assert len(rows) == count  # fine-tuning has the run before
+    with pytest.raises(UserError, match=r"^methods: .*got 'rope-mixed'"):
+        plan_of("perturbation", methods=("rope-mixed",))
+
+
 @pytest.mark.parametrize(
     ("study", "override"),
     [

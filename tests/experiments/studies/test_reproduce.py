@@ -18,7 +18,7 @@ from comrope.experiments.config import load_recipe
 from comrope.experiments.studies import PRESETS, STUDIES, find_study
 from comrope.experiments.studies.plan import Request
 from comrope.experiments.studies.reproduce import _describe_data, paper_figures, reproduce
-from comrope.experiments.studies.study import METHODS
+from comrope.experiments.studies.study import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = '''
@@ -53,7 +53,8 @@ STUDY = Study(
 
 
 def accuracy(config, resolution: int) -> float:
-    return 60.0 + METHODS.index(config.model.position) + config.train.seed + resolution / 1000
+    of_method = ("none", *PUBLISHED).index(config.model.position)
+    return 60.0 + of_method + config.train.seed + resolution / 1000
 
 
 def gathered(out, name: str = "comparison", seeds: int | None = 2, **options) -> dict:

@@ -6,10 +6,11 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import comrope
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import RUNTIME, Config, load_recipe
 from comrope.experiments.config.build import suggest
@@ -46,7 +47,8 @@ class Request:
         preset: The scale.
         data: Folder of the data, instead of the recipe's.
         seeds: Runs per row, instead of the study's number.
-        methods: Only rows of these methods.
+        methods: Only rows of these methods. Studies with a row per method have one for any method,
+            also if it is not in the preset.
         overrides: "field=value" for all rows; with the prefix "pretrain." for the runs that they
             start from.
     """
@@ -83,7 +85,7 @@ class Request:
         first = [text for text in self.overrides if study.start and text.startswith(PRETRAIN)]
         own = [text for text in self.overrides if text not in first]
         first = [text.removeprefix(PRETRAIN) for text in first]
-        every = study.rows(preset)
+        every = study.rows(self._preset_of_rows())
         _check_overrides(study, every, (*own, *first))
         self._check_methods(every)
         place = {} if self.data is None else {"data.root": self.data}
@@ -110,6 +112,13 @@ class Request:
             ]
         return Plan(base, {study.start.row: starts, **rows})
 
+    def _preset_of_rows(self) -> Preset:
+        """Return the preset; with all methods if the command names some."""
+        if not self.methods:
+            return self.preset
+        every = dict.fromkeys((*self.preset.methods, *comrope.METHODS))
+        return replace(self.preset, methods=tuple(every))
+
     def _seeds_of(self, row: Row) -> int:
         if self.seeds or row.max_seeds is None:
             return self.num_seeds
@@ -119,9 +128,9 @@ class Request:
         methods = [*dict.fromkeys(row.method for row in rows)] or METHODS
         for method in self.methods:
             if method not in methods:
+                hint = "" if method in METHODS else suggest(method, methods)
                 raise UserError(
-                    f"methods: expected some of {', '.join(methods)}; got {method!r}"
-                    f"{suggest(method, methods)}"
+                    f"methods: expected some of {', '.join(methods)}; got {method!r}{hint}"
                 )
 
 

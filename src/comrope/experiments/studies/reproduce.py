@@ -64,7 +64,7 @@ def reproduce(
         out: the folder for runs and results.
         data: folder of the data, instead of the recipe's.
         seeds: runs a row, instead of the study's.
-        methods: only rows of these methods.
+        methods: only rows of these methods, which need not be in the preset.
         overrides: "field=value" for all rows.
         per_gpu: runs at a time on each GPU.
         gather: train nothing, and use the runs that are finished. Their data may be missing.

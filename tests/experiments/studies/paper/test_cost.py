@@ -52,6 +52,13 @@ def test_methods_are_timed_after_a_check(tmp_path):
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_method_without_a_row_is_timed_if_the_command_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "ROWS", (("rope", 2),))
+    found = reproduce("cost", out=tmp_path, methods=["rope-mixed"], overrides=TINY, progress=False)
+    assert [row["method"] for row in found["times"]] == ["rope", "rope-mixed"]
+
+
+@pytest.mark.usefixtures("quick")
 def test_no_speed_is_reported_if_the_check_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(cost, "parity_error", lambda model, images: float("nan"))
     with pytest.raises(RuntimeError, match="no speed is reported"):
