@@ -25,6 +25,9 @@ def fits(method: str, *, num_axes: int = 2, init: str = "normal") -> bool:
     return can_start and cls.only_axes in (None, num_axes)
 
 
+FROM_ZERO = tuple(name for name in LEARNED if fits(name, init="zeros"))
+
+
 def make(method: str, **options: Any) -> comrope.RotaryEmbedding:
     """A small embedding: 2 key heads, blocks of 4 that 1 to 4 axes can share, float64."""
     options.setdefault("num_heads", 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import raises_for
+from helpers import COMMUTING, raises_for
 
 import comrope
 from comrope import inits
@@ -88,6 +88,21 @@ def test_the_axes_must_be_able_to_share_the_blocks():
     with raises_for("head_dim"):
         made("comrope-ld", "rope-random-axes", head_dim=20)
     made("comrope-ld", "isotropic", head_dim=20)  # five blocks, which nothing is shared of
+
+
+@pytest.mark.parametrize("init", inits.NAMES)
+def test_every_method_starts_with_every_initialization_or_refuses_it(method, init):
+    try:
+        rope = made(method, init)
+    except ValueError as error:
+        assert str(error).startswith(("init: ", "num_axes: "))  # noqa: PT017
+        return
+    matrices = rope.angle_matrices().detach()
+    assert matrices.isfinite().all()
+    assert torch.equal(matrices, -matrices.mT)
+    assert bool(matrices.any()) == (init != "zeros")
+    if isinstance(rope.method.init, inits.PlaneInit) or method in COMMUTING:
+        assert comrope.analysis.commutator_norms(rope).max() < 1e-5
 
 
 # Random axes.

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import COMMUTING, make
+from helpers import COMMUTING, fits, make
 
 import comrope
 from comrope.analysis import offset_sensitivity
@@ -23,6 +23,8 @@ def sensitivity(name: str, dtype: torch.dtype, num_axes: int, offset: float, **o
 @pytest.mark.parametrize("name", COMMUTING)
 def test_commuting_scores_do_not_change(name):
     for num_axes, offset in itertools.product((1, 2, 3), OFFSETS):
+        if not fits(name, num_axes=num_axes):
+            continue
         assert sensitivity(name, torch.float32, num_axes, offset) <= 1e-3
         assert sensitivity(name, torch.float64, num_axes, offset) <= 1e-10
 

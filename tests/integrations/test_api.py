@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from helpers import raises_for, relative_error
+from helpers import fits, raises_for, relative_error
 from support import language_models as language
 from support import vision_models
 from support.vision_models import (
@@ -28,6 +28,9 @@ from support.vision_models import (
 from torch import nn
 
 import comrope
+from comrope.methods import method_class
+
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,7 +73,7 @@ def test_angles_are_learned(family):
     assert relative_error(seen(model), before) > 1e-3
 
 
-ONCE = {  # every method and every library in the fast tests
+ONCE = {  # every method and every library in the fast tests; others with timm eva
     "rope": "timm eva", "rope-mixed": "clip vision", "liere": "dinov3",
     "comrope-ap": "clip vision", "comrope-ld": "timm vit", "comrope-torus": "timm eva",
 }  # fmt: skip
@@ -79,11 +82,10 @@ ONCE = {  # every method and every library in the fast tests
 @pytest.mark.parametrize(
     ("family", "method"),
     [
-        pytest.param(family, method, marks=[] if ONCE[method] == family else pytest.mark.slow)
+        pytest.param(family, method, marks=() if ONCE.get(method, "timm eva") == family else SLOW)
         for family in ("timm vit", "clip vision", "timm eva", "dinov3")
         for method in comrope.METHODS
-        # Vanilla RoPE has no angles that could start at zero.
-        if method != "rope" or family not in ABSOLUTE
+        if family not in ABSOLUTE or method_class(method).starts_at_zero
     ],
 )
 def test_every_method_starts_where_the_model_is(family, method):
@@ -216,7 +218,7 @@ def test_language_models_in_and_out_again(family):
     assert torch.equal(language.logits(model), before)
 
 
-@pytest.mark.parametrize("method", comrope.METHODS)
+@pytest.mark.parametrize("method", [m for m in comrope.METHODS if fits(m, num_axes=1)])
 def test_every_method_starts_where_the_language_model_is(method):
     model = language.build("llama")
     before = language.logits(model)

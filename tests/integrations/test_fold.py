@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import raises_for, relative_error
+from helpers import COMMUTING, raises_for, relative_error
 from support import language_models as language
 from support import vision_models as vision
 from torch import nn
@@ -48,7 +48,7 @@ def test_vision_models(family):
     assert bool(left) == (family not in vision.MIXED)
 
 
-@pytest.mark.parametrize("method", [m for m in comrope.METHODS if m != "liere"])
+@pytest.mark.parametrize("method", COMMUTING)
 def test_every_method_and_our_own_model(method, tmp_path):
     torch.manual_seed(0)
     model = comrope.create_model("vit_nano_patch8_32", position=method, num_classes=5).eval()

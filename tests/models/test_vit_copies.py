@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import COMMUTING
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,10 +41,11 @@ def crossings(forward):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_nothing_is_copied_in_a_forward_pass(position):
     rotates = position not in ("none", "ape")
-    backend = {"backend": "reference" if position == "liere" else "spectral"} if rotates else {}
+    backend = "spectral" if position in COMMUTING else "reference"
+    options = {"backend": backend} if rotates else {}
     with FakeTensorMode():
         with torch.device("cuda"):
-            model = create_model("vit_nano_patch2_12", position=position, **backend)
+            model = create_model("vit_nano_patch2_12", position=position, **options)
             images = torch.empty(2, 3, 12, 12)
 
         def forward():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from comrope.models import ViT
 from comrope.models.detection import PlainBackbone
 
-LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
-
 
 def small(position="comrope-ld", **options):
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 2}

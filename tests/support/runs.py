@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import Interrupted
-from comrope.experiments.config import Config, load_recipe
+from comrope.experiments.config import Config, load_recipe, method_fields
 from comrope.experiments.data import workers
 from comrope.experiments.tasks import task_of
 from comrope.experiments.training.state import Snapshot
@@ -39,10 +39,8 @@ def tiny(**overrides) -> Config:
 
 def finetuned(start: Path | str, method: str = "comrope-ld", **options) -> Config:
     """A method on top of the absolute positions of ``start``, from zero where it can."""
-    fields = {"model__position": method, "model__ape": True, "model__init": "zeros"}
-    if method in ("ape", "rope"):
-        fields |= {"model__init": "normal", "model__ape": method == "rope"}
-    options = {"train__perturbation": 0.0, "train__epochs": 1, **fields, **options}
+    fields = {n.replace(".", "__"): v for n, v in method_fields(method, 0.0, True).items()}
+    options = {"train__epochs": 1, **fields, **options}
     return tiny(train__start_from=str(start), **options)
 
 

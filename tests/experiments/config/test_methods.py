@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from helpers import FROM_ZERO
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config import Config, load_recipe, method_fields, method_names
+from comrope.experiments.config import Config, commutes, load_recipe, method_fields, method_names
 from comrope.experiments.studies import PRESETS, STUDIES, Row
 
 
@@ -14,8 +15,9 @@ def test_fields_of_every_method_are_accepted(finetuned):
     for method in method_names():
         config = Config().with_overrides(method_fields(method, 0.5, finetuned))
         assert (config.model.position, config.train.perturbation) == (method, 0.5)
-        assert (config.train.perturbation_per == "batch") == (method == "liere")
+        assert (config.train.perturbation_per == "sample") == commutes(method)
         assert config.model.ape == (finetuned and method != "ape")
+        assert (config.model.init == "zeros") == (finetuned and method in FROM_ZERO)
 
 
 def test_the_perturbation_may_be_left_as_it_is():

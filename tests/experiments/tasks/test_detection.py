@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import raises_for
+from helpers import FROM_ZERO, raises_for
 from PIL import Image
 from safetensors.torch import save_file
 from support.runs import Memory, same, stop_after, tiny, trainer_of, weights
@@ -36,7 +36,7 @@ pytest.importorskip("pycocotools")
 pytest.importorskip("torchvision")
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-METHODS = ("ape", "rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
+METHODS = ("ape", *FROM_ZERO)
 START = {"model__name": "vit_nano_patch4_24", "model__position": "ape", "evaluate__resolutions": 24}
 SHORT = {
     "train.start_from": None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import COMMUTING, raises_for, relative_error
+from helpers import COMMUTING, FROM_ZERO, raises_for, relative_error
 from support.backbones import in_windows, small, tokenless
 from torch import nn
 
@@ -12,8 +12,6 @@ import comrope
 from comrope.analysis import rotary_modules
 from comrope.models import POSITIONS, ViT
 from comrope.models.detection import PlainBackbone
-
-LEARNED = ("rope-mixed", "liere", "comrope-ap", "comrope-ld", "comrope-torus")
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -66,10 +64,10 @@ def test_moving_all_coordinates_changes_nothing_if_the_rotations_commute(positio
         torch.testing.assert_close(here, backbone(x))
     torch.testing.assert_close(there, each)
     change = float((here - there).norm() / here.norm())
-    assert change > 1e-2 if position == "liere" else change < 1e-4
+    assert change < 1e-4 if position in COMMUTING else change > 1e-2
 
 
-@pytest.mark.parametrize("position", LEARNED)
+@pytest.mark.parametrize("position", FROM_ZERO)
 def test_angles_of_zero_on_absolute_positions_change_nothing_and_learn_at_once(position):
     plain = small("ape")
     rotary = small(position, ape=True, init="zeros")
@@ -185,7 +183,7 @@ def test_values_in_windows_are_rotated_at_their_positions_in_the_image(position)
     positions = comrope.grid((6, 5), dtype=torch.float64)
     before = backbone(x, positions)
     change = relative_error(backbone(x, positions + 1.5), before)
-    assert change > 1e-4 if position == "liere" else change < 1e-10
+    assert change < 1e-10 if position in COMMUTING else change > 1e-4
     whole = in_windows(tokenless(position, rotate_values=True), window=9).double()
     whole.load_state_dict(backbone.state_dict())
     plain = whole.vit.forward_features(x, positions).mT.unflatten(2, (6, 5))
