@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,40 +14,142 @@ from support.outside import TASK as RECALL
 
 import comrope
 
-PACKAGE = Path(comrope.__file__).parent
+HERE, PACKAGE = Path(__file__).parent, Path(comrope.__file__).parent
 MOST_FILES = 2
 
 METHOD = {
-    "methods/halved.py": '''"""RoPE-Mixed at half of its learned frequencies."""
+    "methods/rope_polar.py": '''"""Polar RoPE: directions and the logs of frequencies."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import ClassVar
 
+import torch
+from torch import Tensor, nn
+
+from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles
-from comrope.methods.rope_mixed import RoPEMixed
+from comrope.inits import PlaneInit
+from comrope.methods.base import Method
 
 
-class Halved(RoPEMixed):
-    name = "halved"
+class RoPEPolar(Method):
+    """Parameters: ``alpha`` and ``rho`` (H, m, f), w = exp(rho) (cos(alpha), sin(alpha))."""
 
-    def angles_of(self, frequencies: Tensor) -> CommutingAngles:
-        return super().angles_of(0.5 * frequencies)
+    name = "rope-polar"
+    label = "polar RoPE"
+    head_axis: ClassVar = {"alpha": 0, "rho": 0}
+    only_axes = 2
+    starts_at_zero = False  # no rho gives the frequency 0
+    alpha: nn.Parameter
+    rho: nn.Parameter
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        planes = (self.num_heads, self.num_blocks, self.num_planes)
+        return {"alpha": planes, "rho": planes}
+
+    def init_normal(self, std: float) -> None:
+        self._set_frequencies(self.rho.new_empty(2, *self.rho.shape).normal_(std=std * 2**0.5))
+
+    def init_planes(self, init: PlaneInit) -> None:
+        planes = init.planes(self.shape, self.rho)
+        self._set_frequencies(planes.direction * planes.speed)
+
+    def angles_of(self, alpha: Tensor, rho: Tensor) -> CommutingAngles:
+        alpha, speed = to_compute_dtype(alpha), to_compute_dtype(rho).exp()
+        frequencies = speed * torch.stack((alpha.cos(), alpha.sin()))
+        return CommutingAngles(None, frequencies, self.block_size)
+
+    def _set_frequencies(self, frequencies: Tensor) -> None:
+        first, second = frequencies
+        self.alpha.copy_(torch.atan2(second, first))
+        self.rho.copy_(torch.hypot(first, second).log())
 ''',
-    "methods/__init__.py": ('    "rope": "rope:RoPE",\n', '    "halved": "halved:Halved",\n'),
+    "methods/__init__.py": (
+        '    "rope": "rope:RoPE",\n',
+        '    "rope-polar": "rope_polar:RoPEPolar",\n',
+    ),
 }
 METHOD_CHECK = """
-import torch, comrope
+from pathlib import Path
+import comrope
+from comrope.experiments import launch
+from comrope.experiments.config import load_recipe
+from comrope.experiments.studies import PRESETS, STUDIES
+from comrope.experiments.studies.plan import Request
+from comrope.experiments.studies.reproduce import reproduce
+
+assert comrope.methods.label("rope-polar") == "polar RoPE"
+assert load_recipe("digits_rope-polar_p1").model.position == "rope-polar"
+for name, study in STUDIES.items():  # the published ones do not change
+    rows = Request(study, PRESETS["demo"]).plan(Path("runs"), gather=True).rows
+    assert "rope-polar" not in {row.method for row in rows}, name
+
+launch.slots = lambda *_: [launch.Slot(None, 1)]  # in this process
+tiny = ["model.name=vit_nano_patch4_12", "train.epochs=1", "train.batch_size=720",
+        "evaluate.resolutions=12,24", "train.device=cpu"]
+methods = ("rope", "rope-polar")
+found = reproduce("classification", out=Path("out"), methods=methods, seeds=1, overrides=tiny,
+                  progress=False)
+assert [row["method"] for row in found["rows"]] == ["rope", "rope-polar"], found["rows"]
+assert len(list(Path("out").glob("classification*/figure.png"))) == 1
+assert "| polar RoPE |" in next(Path("out").glob("classification*/table.md")).read_text()
+"""
+INIT = {
+    "inits.py": [
+        (
+            "CLASSES: dict[str",
+            '''@dataclass(frozen=True)
+class EvenFan(PlaneInit):
+    """Directions that are spread evenly over half a turn of two axes."""
+
+    name: ClassVar[str] = "even-fan"
+    mixes_axes: ClassVar[bool] = True
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        if shape.num_axes != 2:
+            raise ValueError(f"num_axes: init {self.name!r} needs 2, got {shape.num_axes}")
+
+    def planes(self, shape: Shape, like: Tensor) -> PlaneFrequencies:
+        count = shape.num_blocks * shape.num_planes
+        steps = torch.arange(count, device=like.device, dtype=torch.float64) / count
+        turns = torch.pi * torch.arange(shape.num_blocks, device=like.device) / shape.num_blocks
+        scale = constants_like(self.scale_of_axes(2), steps)[:, None]
+        direction = scale * torch.stack((turns.cos(), turns.sin()))
+        speed = (self.base**-steps).view(shape.num_planes, shape.num_blocks).T
+        return PlaneFrequencies(direction[:, None, :, None], speed[None], float(scale.max()))
+
+
+''',
+        ),
+        ("Normal, Zeros, RoPE,", "EvenFan, "),
+        ('    "Init",\n', '    "EvenFan",\n'),
+    ]
+}
+INIT_CHECK = """
+import comrope
 from comrope.experiments.config import load_recipe
 from comrope.experiments.tasks import task_of
 
-rope = comrope.RotaryEmbedding("halved", num_heads=2, head_dim=8, block_size=4)
-q = torch.randn(1, 2, 9, 8)
-rotated, _ = rope(q, q, comrope.grid((3, 3)))
-assert not torch.equal(rotated, q)
-assert comrope.analysis.commutator_norms(rope).max() < 1e-5
-config = load_recipe("digits").with_overrides(["model.position=halved"])
-task_of(config).build_model()
+rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=32, init="even-fan")
+assert rope.method.init == comrope.inits.EvenFan()
+config = load_recipe("digits").with_overrides(["model.init=even-fan", "model.base=100"])
+(method, *_) = (block.attn.rope.method for block in task_of(config).build_model().blocks)
+assert method.init == comrope.inits.EvenFan(100.0, (6, 6))
+"""
+RECIPE = {
+    "experiments/config/recipes/digits_slow.yaml": """# digits with a lower learning rate.
+base: digits
+optim: {lr: 0.0001}
+"""
+}
+RECIPE_CHECK = """
+from comrope.experiments.config import load_recipe, recipe_names, run_id
+
+assert "digits_slow" in recipe_names()
+assert load_recipe("digits_slow") == load_recipe("digits").with_overrides(["optim.lr=0.0001"])
+assert run_id(load_recipe("digits_slow_rope_p1")) != run_id(load_recipe("digits_rope_p1"))
 """
 OPTION = {
     "models/vit.py": ("        layer_scale: float | None = None,\n", "        wiggle: int = 0,\n"),
@@ -143,10 +246,20 @@ torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
 """
 EXTENSIONS = {
     "method": (METHOD, METHOD_CHECK),
+    "initialization": (INIT, INIT_CHECK),
+    "recipe": (RECIPE, RECIPE_CHECK),
     "model option": (OPTION, OPTION_CHECK),
     "task": (TASK, TASK_CHECK),
     "study": (STUDY, STUDY_CHECK),
     "host model": (HOST, HOST_CHECK),
+}
+
+
+# The tests that every method, initialization or recipe has, by the words of pytest's -k.
+TESTS = {
+    "method": ("rope-polar", "methods", "test_properties.py", "test_rotary.py", "test_inits.py"),
+    "initialization": ("even-fan", "test_inits.py"),
+    "recipe": ("every_recipe", "experiments/config/test_recipes.py"),
 }
 
 
@@ -168,7 +281,18 @@ def test_an_extension_touches_at_most_two_files(kind, tmp_path):
                 assert text.count(place) == 1
                 text = text.replace(place, addition + place)
             path.write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    command = [sys.executable, "-c", check]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "-c", check)
+    if kind in TESTS:
+        word, *files = TESTS[kind]
+        passed = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow",
+                     "-k", word, *(str(HERE / file) for file in files))  # fmt: skip
+        assert re.search(r"\b[1-9]\d* passed", passed), passed
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Run Python with the copy of the package in a folder, and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -142,7 +142,7 @@ def reproduce_command(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs per row; by default the study's number.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Only some methods, such as ape,liere.")] = "",
+    methods: Annotated[str, typer.Option(help="Only these methods, such as ape,liere.")] = "",
     per_gpu: Annotated[
         int,
         typer.Option(min=1, help="Runs at a time on each GPU; more than one suits small models."),
