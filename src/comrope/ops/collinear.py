@@ -121,8 +121,8 @@ class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise RuntimeError(
-            "comrope: the spectral backend has no second derivative for 'comrope-ap', "
-            "'comrope-ld' and one-axis 'liere'; use backend='reference', which has one"
+            "comrope: the spectral backend has no second derivative for angle matrices that are "
+            "multiples of one, as those of 'comrope-ld'; use backend='reference'"
         )
 
 
