@@ -99,18 +99,18 @@ def test_a_model_without_rotations_has_no_positions_and_no_blocks():
 def test_blocks_are_compiled_one_by_one(monkeypatch):
     compiled = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compiled.append(self))
-    limit = torch._dynamo.config.recompile_limit
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", limit)
     vit = ViT(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2)
     task = task_of(curve())
-    task.compile(vit)
-    assert compiled == list(vit.blocks)
-    compiled.clear()
-    plain = task.build_model()
-    task.compile(plain)
-    assert compiled == [plain]
-    compile_blocks(vit.blocks)
-    assert torch._dynamo.config.recompile_limit > limit
+    plain, limit = task.build_model(), torch._dynamo.config.recompile_limit
+    with torch._dynamo.config.patch(recompile_limit=limit):  # monkeypatch would delete it
+        task.compile(vit)
+        assert compiled == list(vit.blocks)
+        compiled.clear()
+        task.compile(plain)
+        assert compiled == [plain]
+        compile_blocks(vit.blocks)
+        assert torch._dynamo.config.recompile_limit > limit
+    assert torch._dynamo.config.recompile_limit == limit
 
 
 def test_a_step_learns_on_its_device():
