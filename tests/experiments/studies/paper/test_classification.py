@@ -29,6 +29,10 @@ def test_the_papers_rows_are_those_that_it_has():
 def test_the_figure_has_a_panel_for_each_perturbation_and_one_for_the_paper():
     drawing = STUDIES["classification"].figure(made_up())
     assert len(drawing.axes) == 3
+    (legend,) = drawing.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names[:3] == ["APE", "comrope-torus (all commuting)", "vanilla RoPE"]  # ours come first
+    assert len(set(names)) == len(names)
 
 
 def test_rows_are_all_methods_with_and_without_perturbation():

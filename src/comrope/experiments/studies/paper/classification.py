@@ -38,10 +38,12 @@ def figure(results: Results) -> Any:
     axis.tick_params(axis="x", rotation=60)
     axis.grid(alpha=0.25)
     axis.set_title(f"the paper: {paper['data']}\nperturbation 1", fontsize=10)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    drawing.legend(
-        handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False
-    )
+    shown: dict[str, Any] = {}
+    for axis in axes[0]:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    below = {"loc": "outside lower center", "ncols": min(6, len(shown)), "frameon": False}
+    drawing.legend([*shown.values()], [*shown], **below)
     notes = "; ".join(filter(None, (describe_spread(results, "band"), "grey line: training")))
     drawing.suptitle(f"Accuracy against resolution ({notes})", fontsize=12)
     return drawing
