@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["integer", "one_of", "per_axis", "real"]
+__all__ = ["integer", "nonfinite", "one_of", "per_axis", "real"]
 
 
 def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
@@ -50,3 +50,8 @@ def per_axis(label: str, value: Any, num_axes: int, *, positive: bool = False) -
     if len(values) != num_axes:
         raise ValueError(f"{label}: expected one number or {num_axes}, got {len(values)}")
     return tuple(real(label, v, positive=positive) for v in values)
+
+
+def nonfinite(tensors: Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors with NaN or infinite values."""
+    return [name for name, tensor in tensors.items() if not tensor.isfinite().all()]

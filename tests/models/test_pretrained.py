@@ -23,7 +23,6 @@ from comrope import RotaryEmbedding
 from comrope.methods import METHODS, create_method
 from comrope.models import POSITIONS, ViT, create_model, pretrained
 from comrope.models.arguments import check_arguments
-from comrope.models.pretrained import misfits, shapes_of
 from comrope.models.vit import ROTARY_OPTIONS
 
 
@@ -130,13 +129,6 @@ def test_old_keywords():
     assert model.arguments()["position_units"] == "relative"
     with raises_for("near", TypeError):
         create_model("vit_nano_patch2_12", near=2.0, locality_bias=1.0)
-
-
-def test_what_does_not_fit_is_listed():
-    a = {"w": torch.ones(2), "b": torch.ones(3), "c": torch.ones(1)}
-    assert misfits(shapes_of(a), shapes_of(a)) == []
-    wrong = misfits(shapes_of(a), shapes_of({"w": torch.ones(3), "c": torch.ones(1), "x": a["c"]}))
-    assert [line.split()[0] for line in wrong] == ["w", "b", "x"]
 
 
 @pytest.mark.parametrize("position", ["rope", "comrope-ld", "ape"])
@@ -312,7 +304,7 @@ def test_an_argument_that_was_changed_after_saving(saved):
     ("text", "message"),
     [
         ("", "Expecting value"),
-        ("[" * 10**5, "recursion|Expecting"),
+        ("[" * 10**5, "expected at most 40 lists"),
         (" " * 2**21, "expected at most 1048576 bytes, got 2097152"),
         ("[1]", r"expected names and values, got \[1\]"),
         ('{"model_type": "vit"}', "library: expected 'comrope', got nothing"),
@@ -322,10 +314,10 @@ def test_an_argument_that_was_changed_after_saving(saved):
             "architecture: expected 'ViT'",
         ),
         (
-            '{"library": "comrope", "format": 1, "architecture": "ViT", "auto_map": "x.py"}',
-            "auto_map: unknown entry",
+            '{"library": "comrope", "format": 1, "architecture": "ViT", "arguments": {}, "a": ""}',
+            "a: unknown entry",
         ),
-        ('{"library": "comrope", "format": 1, "architecture": "ViT"}', "arguments: expected some"),
+        ('{"library": "comrope", "format": 1, "architecture": "ViT"}', "arguments: expected names"),
     ],
 )
 def test_configurations_that_are_none(text, message, saved):

@@ -75,8 +75,8 @@ def check_arguments(model: type[Pretrained], arguments: Mapping[str, Any]) -> di
     types_of = {**_keyword_types(model), **model.extra_arguments}
     if unknown := sorted(set(arguments) - set(types_of)):
         raise ValueError(
-            f"{unknown[0]}: is not an argument of {model.__name__}; was it saved by a newer "
-            "version of comrope?"
+            f"{reprlib.repr(unknown[0])}: is not an argument of {model.__name__}; was it saved by "
+            "a newer version of comrope?"
         )
     checked = {name: _check_value(name, v, types_of[name]) for name, v in arguments.items()}
     _check_sizes(checked)

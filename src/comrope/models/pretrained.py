@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import reprlib
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -24,13 +23,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from comrope import _checks
-from comrope._files import write_files
+from comrope import _checks, _json
+from comrope._files import sha256_of, write_files
+from comrope._json import SHA256, TEXT, Entries
+from comrope.analysis import rotary_modules
 from comrope.models.arguments import check_arguments, to_json
+from comrope.models.weights import misfits, mixed_dtypes, nonfinite, shapes_of
 
-__all__ = ["Pretrained", "misfits", "shapes_of"]
+__all__ = ["Pretrained"]
 
 LIBRARY, FORMAT = "comrope", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -40,7 +42,6 @@ PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 Model = TypeVar("Model", bound="Pretrained")
-Shapes = dict[str, tuple[int, ...]]
 
 
 class Pretrained(nn.Module):
@@ -57,7 +58,8 @@ class Pretrained(nn.Module):
         """Write ``config.json`` and ``model.safetensors`` to a folder, atomically.
 
         Raises:
-            ValueError: Parts of the model were replaced, so its arguments do not describe it.
+            ValueError: Parts of the model were replaced, so its arguments do not describe it; or
+                ``from_pretrained`` would refuse its weights.
             OSError: A file cannot be written; existing files are unchanged.
         """
         arguments = {
@@ -72,6 +74,9 @@ class Pretrained(nn.Module):
             rebuilt = type(self)(**check_arguments(type(self), arguments))
         if wrong := misfits(shapes_of(rebuilt.state_dict()), shapes_of(tensors)):
             raise ValueError(f"model: was changed after it was created: {wrong[0]}")
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        if wrong := mixed_dtypes(dtypes, rotary_modules(self)) + nonfinite(tensors):
+            raise ValueError(f"model: {wrong[0]}")
         config = {
             "library": LIBRARY,
             "library_version": sys.modules[LIBRARY].__version__,
@@ -79,14 +84,16 @@ class Pretrained(nn.Module):
             "architecture": type(self).__name__,
             "arguments": arguments,
         }
-        text = json.dumps(config, indent=2) + "\n"
         metadata = {"format": "pt", "arguments": _digest(arguments)}
-        write_files(
-            {
-                Path(folder) / WEIGHTS: lambda path: save_file(tensors, path, metadata=metadata),
-                Path(folder) / CONFIG: lambda path: path.write_text(text, encoding="utf-8"),
-            }
-        )
+
+        def save(path: Path) -> None:
+            save_file(tensors, path, metadata=metadata)
+            config["weights_sha256"] = sha256_of(path)
+
+        def describe(path: Path) -> None:  # after the weights, whose digest it has
+            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+        write_files({Path(folder) / WEIGHTS: save, Path(folder) / CONFIG: describe})
 
     @classmethod
     def from_pretrained(
@@ -129,15 +136,15 @@ class Pretrained(nn.Module):
         )
         config = find(CONFIG)
         try:
-            written = _read_config(config, cls.__name__)
-            arguments = check_arguments(cls, written)
-        except (ValueError, RecursionError) as error:  # broken JSON raises either
+            written = _json.read(config, _config_schema(cls.__name__), largest=LARGEST_CONFIG)
+            arguments = check_arguments(cls, written["arguments"])
+        except ValueError as error:
             raise ValueError(f"{config}: {error}") from None
         if backend is not None:
             arguments["backend"] = backend
         weights = find(WEIGHTS)
-        model = _build(cls, arguments, config, weights, _digest(written))
-        _fill(model, weights, device)
+        model = _build(cls, arguments, config, weights, _digest(written["arguments"]))
+        _fill(model, weights, device, written.get("weights_sha256"))
         if num_classes is not None and num_classes != arguments.get("num_classes"):
             model.reset_classifier(num_classes)  # type: ignore[operator]
         return model.eval()
@@ -174,25 +181,6 @@ class Pretrained(nn.Module):
             )
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Return the shape of every tensor, by name."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def misfits(expected: Shapes, found: Shapes) -> list[str]:
-    """List what is missing in ``found``, has another shape than expected, or is unexpected.
-
-    The one check that weights fit a model; an empty list means that they do.
-    """
-    wrong = []
-    for name, shape in expected.items():
-        if name not in found:
-            wrong.append(f"{name} is missing")
-        elif found[name] != shape:
-            wrong.append(f"{name} has shape {found[name]}, expected {shape}")
-    return wrong + [f"{name} is unexpected" for name in sorted(set(found) - set(expected))]
-
-
 # Configuration and weights.
 
 
@@ -201,23 +189,14 @@ def _digest(arguments: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
 
 
-def _read_config(path: Path, architecture: str) -> dict[str, Any]:
-    """Return the arguments in a file; their values are not checked."""
-    if (size := path.stat().st_size) > LARGEST_CONFIG:
-        raise ValueError(f"expected at most {LARGEST_CONFIG} bytes, got {size}")
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise ValueError(f"expected names and values, got {reprlib.repr(config)}")
+def _config_schema(architecture: str) -> Entries:
+    """Return the form of a configuration; the values of the arguments are checked elsewhere."""
     fixed = {"library": LIBRARY, "format": FORMAT, "architecture": architecture}
-    for key, expected in fixed.items():
-        if type(config.get(key)) is not type(expected) or config[key] != expected:
-            got = reprlib.repr(config[key]) if key in config else "nothing"
-            raise ValueError(f"{key}: expected {expected!r}, got {got}")
-    if unknown := sorted(set(config) - {*fixed, "library_version", "arguments"}):
-        raise ValueError(f"{unknown[0]}: unknown entry")
-    if not isinstance(config.get("arguments"), dict):
-        raise ValueError(f"arguments: expected some, got {reprlib.repr(config.get('arguments'))}")
-    return dict(config["arguments"])
+    return Entries(
+        {**{name: _json.constant(v) for name, v in fixed.items()}, "arguments": Entries()},
+        {"library_version": TEXT, "weights_sha256": SHA256},
+        others=None,
+    )
 
 
 def _build(
@@ -239,20 +218,37 @@ def _build(
     try:
         with torch.device("meta"):
             model = cls(**arguments)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{config}: {error}") from None
     if wrong := misfits(shapes_of(model.state_dict()), shapes):
         raise ValueError(f"{weights}: does not fit {config.name}: {wrong[0]}")
     for name, dtype in dtypes.items():
         if dtype not in FLOATING:
             raise ValueError(f"{weights}: {name}: expected a dtype of {FLOATING}, got {dtype}")
+    if wrong := mixed_dtypes(dtypes, rotary_modules(model)):
+        raise ValueError(f"{weights}: {wrong[0]}")
     if saved_with != digest:
         raise ValueError(f"{weights}: was not saved with this {config.name}; save both again")
     return model
 
 
-def _fill(model: nn.Module, weights: Path, device: torch.device | str) -> None:
+def _fill(model: nn.Module, weights: Path, device: torch.device | str, digest: str | None) -> None:
+    """Load the weights; raise unless they are finite and their file has a digest.
+
+    Args:
+        model: The model on the meta device.
+        weights: The file.
+        device: Device of the weights.
+        digest: The SHA-256 of the file; None for a model that an earlier version saved.
+    """
     tensors = load_file(weights, device=str(device))
+    if wrong := nonfinite(tensors):
+        raise ValueError(f"{weights}: {wrong[0]}; save or download the model again")
+    if digest is not None and sha256_of(weights) != digest:
+        raise ValueError(
+            f"{weights}: has changed since it was saved, or is not that of this {CONFIG} (SHA-256);"
+            " save or download both again"
+        )
     if torch.device(device).type == "cpu":  # memory-mapped: the values would change with the file
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     model.load_state_dict(tensors, assign=True)

@@ -15,7 +15,7 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.runs.directory import read_weights
 from comrope.experiments.tasks.build import pretrained_weights
-from comrope.models.pretrained import misfits, shapes_of
+from comrope.models.weights import misfits, shapes_of
 
 __all__ = [
     "ANGLE_KEYS",
