@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-__all__ = ["commit_directory", "sha256_of", "write_files", "write_text"]
+__all__ = ["commit_directory", "remove", "sha256_of", "write_files", "write_text"]
 
 
 def write_files(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
@@ -57,16 +57,25 @@ def write_text(path: Path, text: str) -> None:
 def commit_directory(temporary: Path, final: Path) -> None:
     """Move a complete folder of files to its final place, in one rename.
 
-    ``final`` is replaced if it exists. Both lie in the same parent folder. Contents are flushed to
-    the disk before the rename, so a folder that is found under its final name is complete.
+    ``final``, a folder or a file, is replaced if it exists. Both lie in the same parent folder.
+    Contents are flushed to the disk before the rename, so a folder that is found under its final
+    name is complete.
     """
     for file in temporary.iterdir():
         _flush(file)
     _flush(temporary)
     if final.exists():
-        shutil.rmtree(final)
+        remove(final)
     temporary.rename(final)
     _flush(final.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with its content, a file or a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def sha256_of(path: Path) -> str:

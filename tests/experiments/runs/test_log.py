@@ -15,21 +15,27 @@ def steps(folder) -> list[tuple[str, int]]:
 def test_records_have_their_values_and_a_time(tmp_path):
     log = Log(tmp_path, resume_from=0)
     log.write("train", step=1, loss=0.5)
-    log.write("evaluation", step=1, top1=90.0, note="text")
+    log.write("evaluation", step=1, epoch=1, top1=90.0, note="text")
     log.close()
     first, second = read_log(tmp_path / LOG)
     assert first.pop("time") <= second.pop("time")
     assert first == {"event": "train", "step": 1, "loss": 0.5}
-    assert second == {"event": "evaluation", "step": 1, "top1": 90.0, "note": "text"}
+    assert second == {
+        "event": "evaluation",
+        "step": 1,
+        "epoch": 1,
+        "top1": 90.0,
+        "note": "text",
+    }
 
 
 def test_steps_that_a_resume_repeats_are_dropped(tmp_path):
     log = Log(tmp_path, resume_from=0)
     for step in range(1, 6):
-        log.write("train", step=step)
+        log.write("train", step=step, loss=1.0)
     log.close()
     log = Log(tmp_path, resume_from=3)
-    log.write("train", step=4)
+    log.write("train", step=4, loss=1.0)
     log.close()
     train = [("train", step) for step in (1, 2, 3)]
     assert steps(tmp_path) == [*train, ("resumed", 3), ("train", 4)]
@@ -37,7 +43,7 @@ def test_steps_that_a_resume_repeats_are_dropped(tmp_path):
 
 def test_a_line_that_a_kill_cut_off_is_no_record(tmp_path):
     log = Log(tmp_path, resume_from=0)
-    log.write("train", step=1)
+    log.write("train", step=1, loss=1.0)
     log.close()
     with (tmp_path / LOG).open("a") as file:
         file.write('{"event": "train", "st')

@@ -14,9 +14,13 @@ from comrope.experiments.training import checkpoint
 PARTS = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
+def values(step: int) -> dict:
+    return {"unreadable": step, "scaler": {}, "optimizer": [{"lr": 0.1}]}
+
+
 def save(folder: Path, step: int, **options) -> Path:
     tensors = {"model": {"w": torch.full((100,), float(step))}, "optimizer": {"m": torch.ones(3)}}
-    return checkpoint.save(folder, step, tensors, {"seen": [step]}, **options)
+    return checkpoint.save(folder, step, tensors, values(step), **options)
 
 
 def damage(path: Path, how: str) -> None:
@@ -39,7 +43,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
     path = save(tmp_path, 7)
     found = checkpoint.latest(tmp_path)
     assert (found.path, found.step, found.label) == (path, 7, str(path))
-    assert found.values["seen"] == [7]
+    assert found.values["unreadable"] == 7
     assert torch.equal(found.tensors("model")["w"], torch.full((100,), 7.0))
     assert torch.equal(found.tensors("optimizer")["m"], torch.ones(3))
 
@@ -76,7 +80,7 @@ def test_a_full_disk_leaves_those_before_it(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
     with pytest.raises(UserError, match=r"step-00000002.*No space left"):
         save(tmp_path, 2)
     monkeypatch.undo()

@@ -59,6 +59,13 @@ def test_the_speed_of_a_run_is_that_after_its_first_quarter():
     assert summarize_speed(records[:1], "speed")["speed"] == 1
 
 
+def test_records_without_figures_are_left_out():
+    record = {"speed": 5, "waiting_for_data": 0.5}
+    others = [{}, {"speed": 1}, {**record, "speed": "fast"}, {**record, "speed": float("nan")}]
+    assert summarize_speed([*others, record, *others], "speed") == record
+    assert summarize_speed(others, "speed") == {"speed": None, "waiting_for_data": None}
+
+
 def test_evaluations_have_as_many_samples_as_the_largest_and_their_seconds():
     by_view = {"12": {"images": 8, "seconds": 1.0}, "24": {"images": 9, "seconds": 2.5}}
     assert summarize_evaluations(by_view, "images") == {

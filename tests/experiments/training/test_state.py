@@ -6,12 +6,14 @@ import copy
 
 import pytest
 import torch
+from helpers import raises_for
 from timm.optim import create_optimizer_v2
 from torch import nn
 
 from comrope.experiments.training.state import (
     Average,
     load_optimizer,
+    load_scaler,
     optimizer_numbers,
     optimizer_tensors,
 )
@@ -69,3 +71,23 @@ def test_a_restored_optimizer_goes_on_with_the_same_steps(name):
         step(model, optimizer), step(other, fresh)
     for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for tensors, numbers in (({}, []), ({"other/exp_avg": torch.ones(1)}, [{"lr": 0.5}])):
+        with raises_for("optimizer"):
+            load_optimizer(model, optimizer, tensors, numbers)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_the_state_of_a_scaler_has_all_its_entries():
+    fresh, unused = (torch.amp.GradScaler("cpu", enabled=enabled) for enabled in (True, False))
+    complete = {**fresh.state_dict(), "scale": 8.0}
+    load_scaler(fresh, complete)
+    assert fresh.get_scale() == 8.0
+    for state in ({}, {name: v for name, v in complete.items() if name != "scale"}):
+        with raises_for("scaler"):
+            load_scaler(fresh, state)
+    load_scaler(unused, {})

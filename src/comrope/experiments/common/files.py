@@ -12,7 +12,7 @@ from torch import Tensor
 from comrope import _files
 from comrope.experiments.common.errors import UserError
 
-__all__ = ["write_files", "write_tensors", "write_text"]
+__all__ = ["save_tensors", "write_files", "write_tensors", "write_text"]
 
 
 def write_files(writers: Mapping[Path, Callable[[Path], Any]]) -> None:
@@ -28,7 +28,12 @@ def write_text(path: Path, text: str) -> None:
     write_files({path: lambda file: file.write_text(text, encoding="utf-8")})
 
 
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors of any device and layout to a safetensors file, not atomically."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, path)
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write one safetensors file, from tensors of any device and layout."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_files({path: lambda file: save_file(plain, file)})
+    write_files({path: lambda file: save_tensors(tensors, file)})

@@ -1,17 +1,26 @@
-"""The log of a run: JSON lines and TensorBoard."""
+"""The log of a run: JSON lines and TensorBoard. Nothing that resumes or finishes needs it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
-from comrope.experiments.common.console import now
+from comrope import _json
+from comrope._json import COUNT, NUMBER, TEXT, Entries
+from comrope.experiments.common.console import now, say
+from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
 from comrope.experiments.runs.directory import LOG
 
 __all__ = ["Log", "read_log"]
+
+RECORD = Entries({"event": TEXT}, {"step": COUNT})
+# What records of these events have besides.
+BY_EVENT = {
+    "train": Entries({"step": COUNT, "loss": NUMBER}),
+    "evaluation": Entries({"epoch": NUMBER}),
+}
 
 
 class Log:
@@ -19,7 +28,9 @@ class Log:
 
     def __init__(self, folder: Path, *, resume_from: int) -> None:
         self.path = folder / LOG
-        if self.path.exists():
+        if self.path.exists() and not self.path.is_file():
+            raise UserError(f"{self.path}: expected a file, got something else; move it away")
+        if self.path.is_file():
             kept = [r for r in read_log(self.path) if r.get("step", 0) <= resume_from]
             kept.append({"event": "resumed", "step": resume_from, "time": now()})
             write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
@@ -40,12 +51,28 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a log, without an incomplete last line."""
-    records = []
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
-    return records
+    """Return the records of a log, without an incomplete last line; none if there is no file.
+
+    Other lines that are no records are left out, and counted in a message.
+    """
+    if not path.is_file():
+        return []
+    *lines, last = path.read_bytes().split(b"\n")
+    records = [_record(line) for line in lines if line]
+    if wrong := records.count(None):
+        noun = "line that is no record" if wrong == 1 else "lines that are no records"
+        say(f"{path}: {wrong} {noun}, left out")
+    return [record for record in (*records, _record(last)) if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line; None if it has none."""
+    try:
+        record: dict[str, Any] = _json.parse(line, RECORD)
+        _json.check(record, BY_EVENT.get(record["event"], RECORD))
+    except ValueError:
+        return None
+    return record
 
 
 def _tensorboard(folder: Path, resume_from: int) -> Any:

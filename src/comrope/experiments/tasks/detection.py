@@ -39,7 +39,8 @@ from comrope.experiments.tasks.images import ImageView
 from comrope.experiments.tasks.init_from import (
     ANGLE_KEYS,
     InitReport,
-    check_fit,
+    check_finite,
+    check_names,
     init_from_weights,
 )
 from comrope.models.detection import load_timm_weights
@@ -205,6 +206,7 @@ class DetectionTask(Task):
                 tensors = load_file(Path(start))
             except (OSError, SafetensorError) as error:
                 raise UserError(f"train.start_from: {start} cannot be read ({error})") from None
+        check_finite(start, tensors)
         try:
             loaded = load_timm_weights(vit, tensors)
         except ValueError as error:
@@ -212,7 +214,7 @@ class DetectionTask(Task):
         wrong = [f"{name} is missing" for name in loaded.new if not ANGLE_KEYS.search(name)]
         unexpected = [name for name in loaded.left_out if not UNUSED_OF_TIMM.match(name)]
         wrong += [f"{name} is unexpected" for name in unexpected]
-        check_fit(f"train.start_from: {start}", wrong)
+        check_names(f"train.start_from: {start}", wrong)
         return InitReport(start, [*loaded.new], [*loaded.left_out])
 
     def prepare(self, model: Any, accelerator: Accelerator) -> None:

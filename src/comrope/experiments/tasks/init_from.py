@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from comrope._checks import nonfinite
 from comrope.experiments.common.distributed import shard_like
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config, Model
@@ -20,7 +21,9 @@ from comrope.models.weights import misfits, shapes_of
 __all__ = [
     "ANGLE_KEYS",
     "InitReport",
+    "check_finite",
     "check_fit",
+    "check_names",
     "fit_weights",
     "init_from_weights",
     "load_weights",
@@ -122,7 +125,7 @@ def fit_weights(
     left_out = sorted(set(tensors) - set(own) | frozen & set(tensors))
     skipped = {*new} | {name for name in left_out if optional(name)}
     offered = {name: tensor for name, tensor in tensors.items() if name not in skipped}
-    check_fit(f"train.start_from: {start}", misfits(shapes_of(wanted), shapes_of(offered)))
+    check_fit(f"train.start_from: {start}", wanted, offered)
     for name, tensor in wanted.items():
         tensor.copy_(shard_like(tensors[name], tensor))
     return InitReport(start, sorted(new), left_out)
@@ -131,17 +134,46 @@ def fit_weights(
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
     """Copy tensors into a model, sharded or not; all names must fit. ``where`` is for messages."""
     own = model.state_dict()
-    check_fit(where, misfits(shapes_of(own), shapes_of(tensors)))
+    check_fit(where, own, tensors)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(shard_like(tensors[name], tensor))
 
 
-def check_fit(where: str, wrong: list[str]) -> None:
+def check_fit(where: str, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless tensors have the names, shapes and dtypes of those of a model.
+
+    Args:
+        where: The origin of the tensors, for messages.
+        own: The tensors of the model by name.
+        tensors: Those to load.
+    """
+    wrong = misfits(shapes_of(own), shapes_of(tensors))
+    wrong += [
+        f"{name} has dtype {tensors[name].dtype}, expected {tensor.dtype}"
+        for name, tensor in own.items()
+        if name in tensors and tensors[name].dtype != tensor.dtype
+    ]
+    check_names(where, wrong)
+
+
+def check_names(where: str, wrong: list[str]) -> None:
     """Raise if some tensors do not fit, naming the first three."""
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(f"{where} does not fit: {'; '.join(wrong[:3])}{more}")
+        raise UserError(
+            f"{where} does not fit: {'; '.join(wrong[:3])}{more}. Restore them, or choose weights "
+            "of the model in the configuration"
+        )
+
+
+def check_finite(start: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise if some initial weights are not finite."""
+    if wrong := nonfinite(tensors):
+        raise UserError(
+            f"train.start_from: {start}: {wrong[0]} has values that are not finite; expected other "
+            "weights"
+        )
 
 
 def _read_start(config: Config) -> Start:
@@ -150,6 +182,7 @@ def _read_start(config: Config) -> Start:
         raise UserError("train.start_from: not given; expected the folder of a run")
     if start.startswith(TIMM):
         tensors, classes = pretrained_weights(config, start)
+        check_finite(start, tensors)
         return Start(tensors, Model(name=start, position="ape"), classes, 0)
     theirs, tensors = read_weights(Path(start), "train.start_from")
     if config.data.holdout not in (0.0, theirs.data.holdout):

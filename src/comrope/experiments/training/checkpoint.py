@@ -10,22 +10,35 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
-from comrope._files import commit_directory, sha256_of
+from comrope import _json
+from comrope._files import commit_directory, remove, sha256_of
+from comrope._json import COUNT, SHA256, Entries
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.files import save_tensors
+from comrope.experiments.training.state import VALUES
 
 __all__ = ["Checkpoint", "latest", "save"]
 
 STATE = "state.json"  # one line of JSON, and its checksum on the next
+FILE = "{}.safetensors"  # of a part of the tensors
+SUMS = Entries(
+    {FILE.format(name): SHA256 for name in ("model", "optimizer")},
+    {FILE.format("average"): SHA256},
+    others=None,
+)
+SCHEMA = Entries({**VALUES.required, "step": COUNT, "sums": SUMS})
+NAME = re.compile("step-([0-9]+)")
 
 
 class Checkpoint(NamedTuple):
@@ -40,7 +53,8 @@ class Checkpoint(NamedTuple):
         return str(self.path)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.path / f"{name}.safetensors")
+        file = FILE.format(name)
+        return load_file(self.path / file) if file in self.values["sums"] else {}
 
 
 def save(
@@ -70,7 +84,7 @@ def save(
     try:
         temporary.mkdir()
         for name, part in tensors.items():
-            save_file(_plain(part), temporary / f"{name}.safetensors")
+            save_tensors(part, temporary / FILE.format(name))
         sums = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         content = json.dumps({**values, "step": step, "sums": sums})
         digest = hashlib.sha256(content.encode()).hexdigest()
@@ -85,7 +99,7 @@ def save(
     for other, path in found.items():
         # Later checkpoints are from before a resume at an earlier step.
         if other > step or other in sorted(s for s in found if s <= step)[:-keep]:
-            shutil.rmtree(path)
+            remove(path)
     return target
 
 
@@ -95,41 +109,57 @@ def latest(folder: Path) -> Checkpoint | None:
     Raises:
         UserError: All checkpoints are damaged.
     """
+    for path in sorted(folder.glob("step-*")):
+        if not NAME.fullmatch(path.name):
+            _report(f"checkpoint {path} is ignored: expected a name of step- and digits")
     refused = []
     for checkpoint in _newest_first(folder):
         if isinstance(checkpoint, Checkpoint):
             return checkpoint
         refused.append(checkpoint)
     if refused:
-        raise UserError(f"no checkpoint in {folder} is complete: {'; '.join(refused)}")
+        raise UserError(
+            f"no checkpoint in {folder} is complete: {'; '.join(refused)}; remove the folder to "
+            "train from the beginning"
+        )
     return None
-
-
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _newest_first(folder: Path) -> Iterator[Checkpoint | str]:
     """Yield complete checkpoints, and for damaged ones the reason."""
     for step, path in sorted(_steps(folder).items(), reverse=True):
         try:
-            content, digest = (path / STATE).read_text().splitlines()
-            if hashlib.sha256(content.encode()).hexdigest() != digest:
-                raise ValueError(f"{STATE} does not have its checksum")
-            values = json.loads(content)
-            for name, expected in values["sums"].items():
-                if sha256_of(path / name) != expected:
-                    raise ValueError(f"{name} does not have its checksum")
-            yield Checkpoint(path, step, values)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            yield _read(path, step)
+        except (OSError, ValueError, SafetensorError) as error:
             reason = f"checkpoint {path} is damaged: {error}"
-            print(f"{reason}; trying the previous one", file=sys.stderr, flush=True)
+            _report(f"{reason}; trying the previous one")
             yield reason
 
 
+def _read(path: Path, step: int) -> Checkpoint:
+    """Return a checkpoint; raise unless it is complete."""
+    content, *rest = _json.read_bytes(path / STATE).splitlines()
+    if rest != [hashlib.sha256(content).hexdigest().encode()]:
+        raise ValueError(f"{STATE} does not have its checksum")
+    try:
+        values = _json.parse(content, SCHEMA)
+    except ValueError as error:
+        raise ValueError(f"{STATE}: {error}") from None
+    if values["step"] != step:
+        raise ValueError(f"{STATE} is of step {values['step']}")
+    for name, expected in values["sums"].items():
+        if not (path / name).is_file() or sha256_of(path / name) != expected:
+            raise ValueError(f"{name} does not have its checksum")
+        with safe_open(str(path / name), framework="pt"):
+            pass  # the header is that of a safetensors file
+    return Checkpoint(path, step, values)
+
+
+def _report(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
 def _steps(folder: Path) -> dict[int, Path]:
-    return {
-        int(path.name.removeprefix("step-")): path
-        for path in folder.glob("step-*")
-        if path.name.removeprefix("step-").isdigit()
-    }
+    """Return the checkpoints by step, complete or not."""
+    named = {path: NAME.fullmatch(path.name) for path in folder.glob("step-*")}
+    return {int(match[1]): path for path, match in named.items() if match}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from comrope._json import NUMBER
 from comrope.experiments.common.errors import UserError
 
 __all__ = ["Meter", "Report", "summarize_evaluations", "summarize_speed"]
@@ -87,13 +88,18 @@ def summarize_evaluations(by_view: Mapping[str, Any], samples: str) -> dict[str,
 def summarize_speed(records: Sequence[Mapping[str, Any]], speed: str) -> dict[str, Any]:
     """Return the median speed and the mean share of waiting, after the first quarter of a run.
 
-    The first quarter contains compilation and cold caches.
+    The first quarter contains compilation and cold caches. Records without these figures are left
+    out; both are None if no record has them.
 
     Args:
         records: The "train" records of its log.
         speed: The key of the speed in them.
     """
-    later = records[len(records) // 4 :] or records
+    names = (speed, "waiting_for_data")
+    complete = [r for r in records if all(NUMBER.accepts(r.get(name)) for name in names)]
+    if not complete:
+        return dict.fromkeys(names)
+    later = complete[len(complete) // 4 :]
     return {
         speed: statistics.median(record[speed] for record in later),
         "waiting_for_data": statistics.mean(record["waiting_for_data"] for record in later),

@@ -9,16 +9,27 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from comrope._json import COUNT, NUMBER, Entries, Items
 from comrope.experiments.common.distributed import shard_like
 
 __all__ = [
+    "VALUES",
     "Average",
     "Snapshot",
     "TrainingState",
     "load_optimizer",
+    "load_scaler",
     "optimizer_numbers",
     "optimizer_tensors",
 ]
+
+VALUES = Entries(  # the form of ``TrainingState.values``
+    {
+        "unreadable": COUNT,
+        "scaler": Entries(others=NUMBER),
+        "optimizer": Items(Entries(others=NUMBER)),
+    }
+)
 
 
 class TrainingState(Protocol):
@@ -118,10 +129,18 @@ def load_optimizer(
     tensors: dict[str, Tensor],
     numbers: list[dict[str, float]],
 ) -> None:
-    """Restore what ``optimizer_tensors`` and ``optimizer_numbers`` returned."""
+    """Restore what ``optimizer_tensors`` and ``optimizer_numbers`` returned.
+
+    Raises:
+        ValueError: They are of other parameters; nothing was changed.
+    """
+    if len(numbers) != (groups := len(optimizer.param_groups)):
+        raise ValueError(f"optimizer: expected {groups} parameter groups, got {len(numbers)}")
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if unknown := {key.rpartition("/")[0] for key in tensors} - {*names.values()}:
+        raise ValueError(f"optimizer: {min(unknown)} is no parameter of the model")
     for group, own in zip(optimizer.param_groups, numbers, strict=True):
         group.update(own)
-    names = {parameter: name for name, parameter in model.named_parameters()}
     states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")
@@ -137,3 +156,10 @@ def load_optimizer(
         if names[parameter] in states
     }
     optimizer.load_state_dict(numbered)
+
+
+def load_scaler(scaler: torch.amp.GradScaler, numbers: dict[str, float]) -> None:
+    """Restore the state of a gradient scaler; raise ``ValueError`` if it has other entries."""
+    if missing := scaler.state_dict().keys() - numbers:
+        raise ValueError(f"scaler: has no {min(missing)}")
+    scaler.load_state_dict(numbers)

@@ -29,7 +29,7 @@ from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.common.randomness import seed_everything
 from comrope.experiments.data.workers import end, start
 from comrope.experiments.tasks.base import Step, Task
-from comrope.experiments.tasks.init_from import InitReport, load_weights
+from comrope.experiments.tasks.init_from import InitReport, check_fit, load_weights
 from comrope.experiments.training.evaluate import evaluate_view
 from comrope.experiments.training.metrics import Meter
 from comrope.experiments.training.optim import create_optimizer, create_schedule
@@ -38,6 +38,7 @@ from comrope.experiments.training.state import (
     Snapshot,
     TrainingState,
     load_optimizer,
+    load_scaler,
     optimizer_numbers,
     optimizer_tensors,
 )
@@ -130,10 +131,17 @@ class Trainer:
         """Continue from a training state."""
         load_weights(self.bare, state.tensors("model"), state.label)
         tensors, numbers = state.tensors("optimizer"), state.values["optimizer"]
-        load_optimizer(self.bare, self.optimizer, tensors, numbers)
+        try:
+            load_optimizer(self.bare, self.optimizer, tensors, numbers)
+            load_scaler(self.scaler, state.values["scaler"])
+        except ValueError as error:
+            raise UserError(
+                f"{state.label}: {error}; remove it to continue from the previous one"
+            ) from None
         if self.average is not None:
-            self.average.load(self.bare, state.tensors("average"))
-        self.scaler.load_state_dict(state.values["scaler"])
+            average = state.tensors("average")
+            check_fit(f"{state.label}: average", dict(self.bare.named_parameters()), average)
+            self.average.load(self.bare, average)
         self.step = state.step
         self.unreadable = state.values["unreadable"] if self.is_main else 0
 
@@ -152,14 +160,15 @@ class Trainer:
         parts = {
             "model": self.bare.state_dict(),
             "optimizer": optimizer_tensors(self.bare, self.optimizer),
-            "average": self.average.tensors if self.average is not None else {},
         }
+        if self.average is not None:
+            parts["average"] = self.average.tensors
         values = {
             "unreadable": self._sum(self.unreadable),
             "scaler": self.scaler.state_dict(),
             "optimizer": optimizer_numbers(self.optimizer),
         }
-        gathered = {n: gather_state(some, keep=self.is_main) for n, some in parts.items() if some}
+        gathered = {n: gather_state(some, keep=self.is_main) for n, some in parts.items()}
         return Snapshot(self.step, values, gathered)
 
     def fit(self) -> None:
