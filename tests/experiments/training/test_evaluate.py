@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers import raises_for
 from support.runs import same, tiny, weights
-from support.toy import curve
+from support.toy import Curve, curve
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.runs.directory import read_result
+from comrope.experiments.runs.directory import RESULT, read_result
 from comrope.experiments.training.evaluate import evaluate_run, load_run
 from comrope.experiments.training.train import train
 
@@ -74,6 +74,15 @@ def test_a_task_without_resolutions_or_coordinates_says_so(tmp_path):
     for options in ({"resolutions": [12]}, {"offsets": (0.5,)}):
         with raises_for(*options, UserError):
             evaluate_run(tmp_path / "run", progress=False, **options)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_headline_that_is_not_finite_is_refused_in_its_view(value, tmp_path, monkeypatch):
+    entry = {"error": value, "points": 9, "unreadable": 0}
+    monkeypatch.setattr(Curve, "evaluate", lambda *_, **options: entry)
+    with pytest.raises(UserError, match=r"all: .*finite error"):
+        train(curve(), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / RESULT).exists()
 
 
 def test_weights_of_another_shape_are_named(run, tmp_path):

@@ -278,9 +278,9 @@ class Task(ABC):
         """Add evaluations in more views to a run's result, in place."""
         result[self.headline].update({n: found[self.headline] for n, found in by_view.items()})
 
-    def format_value(self, value: float) -> str:
-        """Return the headline as text with its unit."""
-        return f"{value:.2f} {self.unit}".rstrip()
+    def format_value(self, value: float | None) -> str:
+        """Return the headline as text with its unit; "–" for None."""
+        return "–" if value is None else f"{value:.2f} {self.unit}".rstrip()
 
     def format_view(self, name: str) -> str:
         """Return a view's name as text, with a unit if it has one."""

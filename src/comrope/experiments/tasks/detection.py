@@ -43,6 +43,7 @@ from comrope.experiments.tasks.init_from import (
     check_names,
     init_from_weights,
 )
+from comrope.experiments.tasks.outputs import OutputCheck
 from comrope.models.detection import load_timm_weights
 from comrope.models.detection.detector import detector
 
@@ -50,6 +51,8 @@ __all__ = ["DetectionTask"]
 
 MAX_DETECTIONS = 100  # per image, as in COCO's metrics
 FILE = ".safetensors"
+# Whose outputs are checked: later ones that are not finite are left out as no detections.
+HEADS = ("rpn.head", "roi_heads.box_predictor", "roi_heads.mask_predictor")
 # Weights that a detector does not need: of a classifier, and of timm's ViTs (pos_embed where
 # absolute positions are dropped).
 OF_A_CLASSIFIER = ("cls_token", "head.weight", "head.bias")
@@ -254,11 +257,14 @@ class DetectionTask(Task):
         """
         self.check_probe(model, probe)
         source: BoxSource = validation.source
-        found, unreadable = self.find(
-            model, validation.batches(view), source, view, accelerator, advance
-        )
+        outputs = OutputCheck(accelerator.device)
+        with outputs.watching(m for name, m in model.named_modules() if name in HEADS):
+            found, unreadable = self.find(
+                model, validation.batches(view), source, view, accelerator, advance
+            )
         everything = gather_object(found) if accelerator.num_processes > 1 else found
-        (skipped,) = sum_over_processes(accelerator, float(len(unreadable)))
+        skipped, wrong = sum_over_processes(accelerator, float(len(unreadable)), outputs.wrong)
+        outputs.require_none(wrong, view)
         result: dict[str, Any] = {**metrics(source.truth, everything)}
         if self.has_masks:
             result["masks"] = metrics(source.truth, everything, "segm")

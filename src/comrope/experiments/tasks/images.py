@@ -31,6 +31,7 @@ from comrope.experiments.tasks.build import (
 from comrope.experiments.tasks.checks import check_axes, check_images, refuse_clips
 from comrope.experiments.tasks.init_from import InitReport, init_from_weights
 from comrope.experiments.tasks.mixing import MixAndSmooth
+from comrope.experiments.tasks.outputs import OutputCheck
 
 __all__ = ["ImageTask", "ImageView", "normalize"]
 
@@ -242,7 +243,7 @@ class ImageTask(Task):
         correct, count = torch.zeros((), device=device), torch.zeros((), device=device)
         confusion = torch.zeros(classes if classes <= MAX_COUNTED else 0, classes, device=device)
         moves = torch.randn(len(validation), self.num_axes, generator=generator("offset"))
-        unreadable: list[str] = []
+        outputs, unreadable = OutputCheck(device), list[str]()
         was_training = model.training
         model.eval()
         for number, batch in enumerate(validation.batches(view)):
@@ -257,7 +258,9 @@ class ImageTask(Task):
                 own = torch.arange(first, first + len(targets)).clamp(max=len(validation) - 1)
                 place = place + probe.offset * moves[own][:, None].to(place)
             with autocast(self.config.train.precision, device):
-                predicted = model(images, place).argmax(-1)
+                logits = model(images, place)
+            outputs.add(logits)
+            predicted = logits.argmax(-1)
             correct += (predicted == targets).sum()
             count += (targets != IGNORED).sum()
             if len(confusion):
@@ -267,9 +270,10 @@ class ImageTask(Task):
             advance(len(targets) * accelerator.num_processes)
         reshard(model)
         model.train(was_training)
-        right, seen, skipped = sum_over_processes(
-            accelerator, correct, count, float(len(unreadable))
+        right, seen, skipped, wrong = sum_over_processes(
+            accelerator, correct, count, float(len(unreadable)), outputs.wrong
         )
+        outputs.require_none(wrong, view)
         if not seen:
             raise UserError(
                 f"data.root: no validation image can be read; the first is {unreadable[0]}"

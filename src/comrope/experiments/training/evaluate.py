@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def evaluate_view(
         bar.advance(row, samples)
 
     found = task.evaluate(model, validation, view, accelerator, probe=probe, advance=advance)
+    if (value := found[task.headline]) is not None and not math.isfinite(value):
+        raise UserError(
+            f"{label}: expected a finite {task.headline}, got {value}; check that the outputs of "
+            "the model are finite"
+        )
     bar.update(row, completed=total, note=task.format_value(found[task.headline]))
     return found
 
