@@ -13,10 +13,9 @@ from torch import nn
 
 from comrope.experiments import export as exporting
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.common.files import write_tensors, write_text
 from comrope.experiments.config import to_yaml
 from comrope.experiments.export import export
-from comrope.experiments.runs.directory import CONFIG, WEIGHTS
+from comrope.experiments.runs.directory import write_finished
 from comrope.experiments.tasks import task_of
 from comrope.experiments.training.evaluate import load_run
 from comrope.models import ViT, create_model
@@ -115,8 +114,8 @@ def test_torch_export_computes_what_the_model_computes(options, grids, tmp_path,
 def run(tmp_path) -> Path:
     """What a finished run leaves, without the training."""
     config = tiny()
-    write_text(tmp_path / "run" / CONFIG, to_yaml(config))
-    write_tensors(tmp_path / "run" / WEIGHTS, task_of(config).build_model().state_dict())
+    weights = task_of(config).build_model().state_dict()
+    write_finished(tmp_path / "run", to_yaml(config), weights, {})
     return tmp_path / "run"
 
 

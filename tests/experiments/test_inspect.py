@@ -14,7 +14,6 @@ from support.toy import curve
 
 from comrope import analysis
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.common.files import write_tensors, write_text
 from comrope.experiments.config import load_recipe, to_yaml
 from comrope.experiments.inspect import (
     angle_elements,
@@ -24,7 +23,7 @@ from comrope.experiments.inspect import (
     histogram,
     inspect_run,
 )
-from comrope.experiments.runs.directory import CONFIG, WEIGHTS
+from comrope.experiments.runs.directory import write_finished
 from comrope.experiments.tasks import task_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,8 +35,7 @@ def finished(folder: Path, config, change=lambda model: None) -> Path:
     model = task_of(config).build_model()
     with torch.no_grad():
         change(model)
-    write_text(folder / CONFIG, to_yaml(config))
-    write_tensors(folder / WEIGHTS, model.state_dict())
+    write_finished(folder, to_yaml(config), model.state_dict(), {})
     return folder
 
 

@@ -26,12 +26,34 @@ def add_command(
 ) -> None:
     """Store finished runs: configuration, results and measurements, but no weights."""
     from comrope.experiments.runs.store import JsonlStore, records_in
+    from comrope.experiments.training.verify import verify_run
 
     records = [record for folder in folders for record in records_in(folder)]
+    for record in records:
+        if record.folder is not None:
+            verify_run(record.folder)
     changed = JsonlStore(store).add(records, replace=replace)
     for record in changed:
         print(f"{record.id}  {record.name}")
     print(f"{len(changed)} of {len(records)} finished runs are new; store: {store}")
+
+
+@app.command("reseal")
+def reseal_command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")
+    ],
+) -> None:
+    """Accept the present files of finished runs after a deliberate change.
+
+    Their digests are written again, after all other checks of the files.
+    """
+    from comrope.experiments.runs.store import run_folders
+    from comrope.experiments.training.verify import reseal_run
+
+    for run in [run for folder in folders for run in run_folders(folder)]:
+        reseal_run(run)
+        print(f"sealed: {run}")
 
 
 @app.command("show")

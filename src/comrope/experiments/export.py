@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from comrope._files import write_files, write_text
+from comrope._json import NUMBER, TEXT, Entries, Items
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.json_files import read_json
 from comrope.experiments.runs.directory import CONFIG
 from comrope.experiments.tasks import task_of
 from comrope.experiments.training.evaluate import load_run
@@ -31,6 +33,14 @@ FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ""}
 OPSET = 20  # the first with GELU; supported since ONNX Runtime 1.17
 TOLERANCE = 1e-4
 NOTES = "preprocessing.json"  # in the folder of saved weights, and inside exported files
+SCHEMA = Entries(
+    optional={
+        "mean": Items(NUMBER),
+        "std": Items(NUMBER),
+        "interpolation": TEXT,
+        "crop_pct": NUMBER,
+    }
+)
 LARGEST_ONNX = 3 * 2**29  # bytes; larger models need a separate file of weights
 AXES = {1: ("patches",), 2: ("rows", "columns"), 3: ("frames", "rows", "columns")}
 
@@ -116,12 +126,11 @@ def _load(source: Path) -> tuple[ViT, Notes]:
 
 
 def _read_notes(path: Path) -> Notes:
-    if not path.is_file():
+    try:
+        notes: Notes = read_json(path, SCHEMA, "export the run again")
+    except FileNotFoundError:
         return {}
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected names and values, got {found!r}")
-    return found
+    return notes
 
 
 def _export_folder(model: ViT, notes: Notes, out: Path) -> Exported:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.figures import new_figure, save
 from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
+from comrope.experiments.runs.directory import RESULT
 from comrope.experiments.tasks import task_of
 from comrope.experiments.tasks.build import TimmModel
 from comrope.experiments.training.evaluate import load_run
@@ -69,9 +69,8 @@ def at_the_start(config: Config) -> ViT:
     task = task_of(config)
     model = task.build_model()
     start = config.train.start_from
-    if start and Path(start).is_dir():  # the folder may have been moved
-        with contextlib.suppress(UserError):
-            task.initialize(model)
+    if start and (Path(start) / RESULT).is_file():  # the folder may have been moved
+        task.initialize(model)
     return cast(ViT, task.backbone(model))
 
 

@@ -7,21 +7,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import raises_for
 from safetensors.torch import save_file
 
+from comrope._files import sha256_of
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config import CONFIG, load_recipe, read_config, run_id
+from comrope.experiments.config import CONFIG, load_recipe, read_config, run_id, to_yaml
 from comrope.experiments.runs.directory import (
     RESULT,
     WEIGHTS,
+    check_config,
     check_run_dir,
+    headline_of,
     read_result,
     read_weights,
+    reseal,
     write_config,
+    write_finished,
     write_result,
 )
 
 DIGITS = load_recipe("digits")
+RUN = {"top1": {"12": 1 / 3}}
 OF_SCHEMA_1 = "base: digits\nmodel: {near: 4.0, init: turned}\n"
 
 
@@ -100,12 +107,74 @@ def test_the_weights_of_a_finished_run(tmp_path):
     with pytest.raises(UserError, match=f"run: .*{WEIGHTS}"):
         read_weights(tmp_path)
     save_file({"weight": torch.ones(3)}, tmp_path / WEIGHTS)
+    with pytest.raises(UserError, match=f"run: .*{RESULT}"):
+        read_weights(tmp_path)
+    write_finished(tmp_path, to_yaml(DIGITS), {"weight": torch.ones(3)}, RUN)
     config, tensors = read_weights(tmp_path)
     assert config == DIGITS
     assert tensors["weight"].tolist() == [1, 1, 1]
     (tmp_path / WEIGHTS).write_bytes(b"damaged")
     with pytest.raises(UserError, match=f"start: .*{WEIGHTS}"):
         read_weights(tmp_path, "start")
+
+
+def test_a_finished_run_is_sealed_and_stays_so(tmp_path):
+    text = write_config(tmp_path, DIGITS)
+    write_finished(tmp_path, text, {"weight": torch.ones(3)}, RUN)
+    assert read_result(tmp_path) == RUN
+    seal = check_config(tmp_path)
+    assert seal.keys() == {CONFIG, WEIGHTS, "result"}
+    assert seal[WEIGHTS] == sha256_of(tmp_path / WEIGHTS)
+    more = {**RUN, "top1": {"12": 1 / 3, "24": 50.0}}
+    write_result(tmp_path, more)
+    assert read_result(tmp_path) == more
+    assert {**check_config(tmp_path), "result": ""} == {**seal, "result": ""}
+    assert read_weights(tmp_path)[0] == DIGITS
+
+
+def test_the_configuration_that_was_trained_is_sealed(tmp_path):
+    text = write_config(tmp_path, DIGITS)
+    for damage in (lambda file: file.write_text("model: {}"), Path.unlink):
+        damage(tmp_path / CONFIG)
+        write_finished(tmp_path, text, {"weight": torch.ones(3)}, RUN)
+        assert read_weights(tmp_path)[0] == DIGITS
+
+
+def test_a_deliberate_change_is_accepted(tmp_path):
+    text = write_config(tmp_path, DIGITS)
+    write_finished(tmp_path, text, {"weight": torch.ones(3)}, RUN)
+    save_file({"weight": torch.zeros(3)}, tmp_path / WEIGHTS)
+    with pytest.raises(UserError, match=f"start: .*{WEIGHTS}.*results reseal"):
+        read_weights(tmp_path, "start")
+    reseal(tmp_path)
+    assert read_weights(tmp_path)[1]["weight"].tolist() == [0, 0, 0]
+
+
+def test_a_run_without_a_seal_is_accepted_and_named_once(tmp_path, capfd):
+    write_config(tmp_path, DIGITS)
+    save_file({"weight": torch.ones(3)}, tmp_path / WEIGHTS)
+    write_result(tmp_path, RUN)
+    for _ in range(2):
+        read_weights(tmp_path)
+    said = capfd.readouterr().err
+    assert said.count("not sealed") == 1
+    assert f"comrope results reseal {tmp_path}" in said
+    write_result(tmp_path, RUN)
+    assert check_config(tmp_path) is None
+
+
+def test_weights_that_are_not_finite_do_not_finish_a_run(tmp_path):
+    text = write_config(tmp_path, DIGITS)
+    with pytest.raises(UserError, match="weight is not finite"):
+        write_finished(tmp_path, text, {"weight": torch.tensor([1, torch.nan])}, RUN)
+    assert [file.name for file in tmp_path.iterdir()] == [CONFIG]
+
+
+def test_the_headline_of_a_result():
+    assert headline_of(RUN, "top1", "here") == {"12": 1 / 3}
+    for wrong in ({}, {"top1": [1]}, {"top1": {"12": "50"}}, {"top1": {"12": torch.nan}}):
+        with raises_for("here", UserError, naming="top1"):
+            headline_of(wrong, "top1", "here")
 
 
 def test_results_of_earlier_versions_have_the_present_names(tmp_path):

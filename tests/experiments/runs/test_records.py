@@ -81,7 +81,7 @@ def test_a_description_has_everything_but_curves(tmp_path):
     assert not {"loss", "evaluations"} & set(about)
 
 
-@pytest.mark.parametrize("line", ["[]", '{"id": "x"}'])
-def test_a_line_that_is_no_record(line):
-    with pytest.raises(ValueError, match="run"):
+@pytest.mark.parametrize(("line", "named"), [("[]", "names"), ('{"id": "x"}', "schema: ")])
+def test_a_line_that_is_no_record(line, named):
+    with pytest.raises(ValueError, match=named):
         Record.from_json(line)

@@ -46,9 +46,7 @@ def counting() -> Measurement:
 
 @pytest.fixture
 def run(tmp_path):
-    folder = finish_run(CONFIG, tmp_path / "runs", {"12": 50.0, "24": 60.0})
-    (folder / WEIGHTS).touch()
-    return folder
+    return finish_run(CONFIG, tmp_path / "runs", {"12": 50.0, "24": 60.0}, weights=True)
 
 
 def study(measurement: Measurement | None) -> Study:
@@ -115,12 +113,19 @@ def test_a_file_of_another_form_is_measured_again(counting, run):
     assert measured(counting, run)["count"] == 1
 
 
+@pytest.mark.parametrize("found", [{}, {"count": 1}, {"count": "1", "by_rho": {}}])
+def test_a_measurement_without_its_figures_is_made_again(found, counting, run):
+    about = counting.key_of(CONFIG)
+    (run / "counts.json").write_text(json.dumps({"about": about, "found": found}))
+    assert not exists(counting, run)
+    assert measured(counting, run)["by_rho"] == {"0": 1.0, "4": 2.0}
+
+
 def test_what_is_averaged_has_mean_and_deviation_over_seeds(counting, tmp_path):
     runs = []
     for seed in range(2):
         config = CONFIG.with_overrides({"train.seed": seed})
-        folder = finish_run(config, tmp_path, {"12": 50.0 + seed, "24": 60.0})
-        (folder / WEIGHTS).touch()
+        folder = finish_run(config, tmp_path, {"12": 50.0 + seed, "24": 60.0}, weights=True)
         runs.append(found(folder, config))
     row = gather_row(study(counting), Row("ape"), runs)
     assert row["top1"]["12"]["values"] == [50.0, 51.0]

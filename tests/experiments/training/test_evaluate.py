@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from helpers import raises_for
+from safetensors.torch import save_file
 from support.runs import same, tiny, weights
 from support.toy import Curve, curve
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.runs.directory import RESULT, read_result
+from comrope.experiments.runs.directory import RESULT, read_result, reseal
 from comrope.experiments.training.evaluate import evaluate_run, load_run
 from comrope.experiments.training.train import train
 
@@ -86,12 +89,11 @@ def test_a_headline_that_is_not_finite_is_refused_in_its_view(value, tmp_path, m
 
 
 def test_weights_of_another_shape_are_named(run, tmp_path):
-    import shutil
-
-    from safetensors.torch import save_file
-
     other = shutil.copytree(run, tmp_path / "run")
     tensors = {**weights(run), "head.weight": torch.zeros(3, 64)}
     save_file(tensors, other / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.safetensors has changed"):
+        load_run(other)
+    reseal(other)
     with pytest.raises(UserError, match=r"model\.safetensors .*head\.weight.*\(3, 64\)"):
         load_run(other)

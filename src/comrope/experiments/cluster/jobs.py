@@ -17,10 +17,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from comrope._json import TEXT, Entries
 from comrope.experiments.cluster.options import Cluster
 from comrope.experiments.cluster.training_job import FAILURE, PLACE, TrainingJob
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
+from comrope.experiments.common.json_files import read_json
 from comrope.experiments.launch import Run
 
 __all__ = ["SIGNALS", "ClusterJob", "failure_of", "job_of", "states_of"]
@@ -41,6 +43,10 @@ class ClusterJob(NamedTuple):
     log: str
 
 
+SCHEMA = Entries(dict.fromkeys(ClusterJob._fields, TEXT), others=None)
+TO_SUBMIT = "remove the file to submit the run again, unless its job is still running"
+
+
 def job_of(run: Run, cluster: Cluster) -> ClusterJob:
     """Return the job of a run that has not ended, or submit one.
 
@@ -52,7 +58,7 @@ def job_of(run: Run, cluster: Cluster) -> ClusterJob:
     with (place / LOCK).open("w") as file, _signals_blocked():
         fcntl.flock(file, fcntl.LOCK_EX)  # of two commands, one submits
         if (place / JOB).exists():
-            job = ClusterJob(**json.loads((place / JOB).read_text()))
+            job = ClusterJob(**read_json(place / JOB, SCHEMA, TO_SUBMIT))
             if job in states_of([job]):
                 return job
         (place / FAILURE).unlink(missing_ok=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from comrope import _json
+from comrope._json import NUMBER, TEXT, Entries, Items, Kind, Nullable
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.json_files import read_json
 from comrope.experiments.config import (
     CONFIG,
     SCHEMA,
@@ -26,7 +30,14 @@ from comrope.experiments.config import (
     runtime,
     upgrade,
 )
-from comrope.experiments.runs.directory import LOG, RESULT, read_result, upgrade_result
+from comrope.experiments.runs.directory import (
+    LOG,
+    RESULT,
+    RESULT_SCHEMA,
+    check_config,
+    read_result,
+    upgrade_result,
+)
 from comrope.experiments.runs.log import read_log
 
 __all__ = ["START", "Record", "describe", "merge", "recipe_of", "record_of"]
@@ -34,6 +45,36 @@ __all__ = ["START", "Record", "describe", "merge", "recipe_of", "record_of"]
 MOST_LOSSES = 20  # per run
 DIGITS = 4  # per loss
 START = "train.start_from"
+TO_MEASURE = "remove the file to measure the run again, or move it if it is no measurement"
+MEASURED = Entries(optional={"about": Entries(), "found": Entries()})
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{12}", value) is not None
+
+
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and not re.search(r"^\.|/", value)
+
+
+RECORD = Entries(
+    {
+        "schema": Kind(
+            f"an integer from 1 to {SCHEMA}", lambda v: type(v) is int and 1 <= v <= SCHEMA
+        ),
+        "id": Kind("12 hexadecimal digits", _is_id),
+        "name": TEXT,
+        "legacy": Nullable(TEXT),
+        "recipe": Kind("the name of a file", _is_file_name),  # in a store
+        "config": Entries(),
+        "runtime": Entries(),
+        "result": RESULT_SCHEMA,
+        "evaluations": Items(Entries()),
+        "measured": Entries(others=MEASURED),
+        "loss": Items(Items(NUMBER)),
+        "code": Nullable(TEXT),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -103,30 +144,27 @@ class Record:
         return json.dumps(about, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, line: str) -> Record:
+    def from_json(cls, line: str | bytes) -> Record:
         """Read a record from one line of JSON.
 
         Raises:
             ValueError: The line is not a record.
         """
-        about = json.loads(line)
-        try:
-            return cls(
-                id=about["id"],
-                name=about["name"],
-                fields=about["config"],
-                runtime=about["runtime"],
-                result=upgrade_result(about["result"]),
-                evaluations=about["evaluations"],
-                measured=about["measured"],
-                losses=about["loss"],
-                recipe=about["recipe"],
-                legacy=about["legacy"],
-                schema=about["schema"],
-                code=about["code"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"expected a record of a run, it has no {error}") from None
+        about = _json.parse(line, RECORD)
+        return cls(
+            id=about["id"],
+            name=about["name"],
+            fields=about["config"],
+            runtime=about["runtime"],
+            result=upgrade_result(about["result"]),
+            evaluations=about["evaluations"],
+            measured=about["measured"],
+            losses=about["loss"],
+            recipe=about["recipe"],
+            legacy=about["legacy"],
+            schema=about["schema"],
+            code=about["code"],
+        )
 
 
 def record_of(folder: Path, parent: str | None = None) -> Record | None:
@@ -138,9 +176,10 @@ def record_of(folder: Path, parent: str | None = None) -> Record | None:
     """
     if not (folder / CONFIG).is_file() or (result := read_result(folder)) is None:
         return None
+    check_config(folder)
     config, stored = read_config(folder)
     parent = stored or parent
-    log = read_log(folder / LOG) if (folder / LOG).is_file() else []
+    log = read_log(folder / LOG)
     fields = non_default(config, parent)
     start = fields.get(START)
     if start is not None and not start.startswith(TIMM):
@@ -212,7 +251,7 @@ def _extends(more: Any, less: Any) -> bool:
 def _measured(folder: Path) -> dict[str, Any]:
     """Return the content of the JSON files other than the result, by name."""
     files = (file for file in sorted(folder.glob("*.json")) if file.name != RESULT)
-    return {file.stem: json.loads(file.read_text()) for file in files}
+    return {file.stem: read_json(file, MEASURED, TO_MEASURE) for file in files}
 
 
 def _losses(log: list[dict[str, Any]]) -> list[list[float]]:

@@ -29,6 +29,7 @@ __all__ = [
     "load_config",
     "open_store",
     "records_in",
+    "run_folders",
 ]
 
 ARCHIVE = "archive"  # folder in a store: runs that no study plans
@@ -153,11 +154,14 @@ class JsonlStore:
     def _records(self) -> dict[str, Record]:
         found: dict[str, Record] = {}
         for file in sorted(self.path.glob("*.jsonl")):
-            for number, line in enumerate(file.read_text().splitlines(), 1):
+            for number, line in enumerate(file.read_bytes().splitlines(), 1):
                 try:
                     record = Record.from_json(line)
                 except ValueError as error:
-                    raise UserError(f"{file}, line {number}: {error}") from None
+                    raise UserError(
+                        f"{file}, line {number}: {error}; remove the line, and store its run again "
+                        "with `comrope results add`"
+                    ) from None
                 found[record.id] = record
         return found
 
@@ -203,6 +207,20 @@ def records_in(folder: Path) -> list[Record]:
     if not found:
         raise UserError(f"folder: expected finished runs, got none in {folder}")
     return found
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the finished runs of a folder, as ``records_in`` does, without reading them.
+
+    Raises:
+        UserError: There is none.
+    """
+    if (folder / CONFIG).is_file():
+        return [folder]
+    inside = folder / "runs" if (folder / "runs").is_dir() else folder
+    if found := sorted(file.parent for file in inside.glob(f"*/{RESULT}")):
+        return found
+    raise UserError(f"folder: expected finished runs, got none in {folder}")
 
 
 def load_config(name: str, method: str | None = None, perturbation: float | None = None) -> Config:

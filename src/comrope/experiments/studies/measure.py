@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from comrope._json import NUMBER, TEXT, Entries, Nullable
 from comrope.experiments.common.console import say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
+from comrope.experiments.common.json_files import check_json
 from comrope.experiments.config import Config
-from comrope.experiments.runs.directory import WEIGHTS
+from comrope.experiments.runs.directory import RESULT, TO_RESTORE, WEIGHTS, headline_of
 from comrope.experiments.runs.records import Record
 from comrope.experiments.runs.store import FolderStore, RunStore
 from comrope.experiments.studies.study import Measurement, Results, Row, Study
@@ -21,6 +23,7 @@ from comrope.experiments.studies.tables import spread
 from comrope.experiments.tasks import task_of
 from comrope.experiments.tasks.base import Probe
 from comrope.experiments.training.evaluate import load_run
+from comrope.experiments.training.verify import verify_run
 
 __all__ = [
     "Finished",
@@ -34,6 +37,12 @@ __all__ = [
     "usable",
 ]
 
+NEEDED = Entries(  # what rows use of a result
+    {
+        "data_root": Nullable(TEXT),
+        "machine": Entries(dict.fromkeys(("device", "torch", "date"), TEXT)),
+    }
+)
 FEW = 2  # up to so many missing rows of one name are listed one by one
 
 
@@ -58,6 +67,7 @@ class Runs:
 
     def __init__(self, folder: Path, known: RunStore | None = None) -> None:
         self.folder, self.trained, self.known = folder, FolderStore(folder), known
+        self.verified: set[Path] = set()
 
     def path(self, config: Config) -> Path:
         """Return the folder of one of the study's own runs."""
@@ -68,9 +78,24 @@ class Runs:
         task = task_of(config)
         for store in (self.trained, self.known):
             record = None if store is None else store.find(config)
-            if record is not None and set(task.views()) <= set(record.result[task.headline]):
+            if record is None:
+                continue
+            found = headline_of(record.result, task.headline, _origin(record))
+            if set(task.views()) <= set(found):
+                self._verify(record)
                 return record
         return None
+
+    def _verify(self, record: Record) -> None:
+        """Check the files of a run once."""
+        if record.folder is not None and record.folder not in self.verified:
+            verify_run(record.folder)
+            self.verified.add(record.folder)
+
+
+def _origin(record: Record) -> str:
+    """Return where the result of a run comes from, for messages."""
+    return f"run {record.id}" if record.folder is None else str(record.folder / RESULT)
 
 
 def gather_study(
@@ -155,11 +180,13 @@ def _spread(found: Sequence[Any]) -> dict[str, Any]:
 
 def _run(study: Study, found: Finished, anywhere: bool, progress: bool) -> Results:
     config, record = found
-    result = dict(record.result)
+    result, task = dict(record.result), task_of(config)
+    check_json(result, NEEDED, _origin(record), TO_RESTORE)
     if not anywhere and record.folder and result["data_root"] != config.data.root:
         say(f"{record.name}: was trained on the data at {result['data_root']}")
-    task = task_of(config)
     result[task.headline] = {view: result[task.headline][view] for view in task.views()}
+    every_number = Entries({task.headline: Entries(others=NUMBER)})
+    check_json(result, every_number, _origin(record), "it cannot be averaged over seeds")
     run = {"run": record.name, "seed": config.train.seed, **result}
     if study.measurement:
         run |= measure_run(study.measurement, found, anywhere=anywhere, progress=progress)
@@ -199,12 +226,24 @@ def _weights(record: Record) -> Path | None:
 
 
 def _known(wanted: Measurement, run: Finished, anywhere: bool) -> dict[str, Any] | None:
-    """Return a stored measurement with the same key; ``anywhere`` ignores the data folder."""
+    """Return a stored and complete measurement with the same key.
+
+    ``anywhere`` ignores the data folder.
+    """
     stored, key = run.record.measured.get(wanted.name, {}), wanted.key_of(run.config)
     then = stored.get("about", {})
     if anywhere and wanted.needs_data:
         then = {**then, "root": key["root"]}
-    return stored.get("found") if then == key else None
+    found = stored.get("found", {})
+    complete = all(_are_figures(found.get(name)) for name in wanted.averaged)
+    return found if then == key and "found" in stored and complete else None
+
+
+def _are_figures(value: Any) -> bool:
+    """Return whether a value is a finite number, or has such values by name."""
+    if isinstance(value, dict):
+        return all(map(_are_figures, value.values()))
+    return NUMBER.accepts(value)
 
 
 def usable(study: Study, config: Config, runs: Runs, *, measure: bool) -> Finished | None:

@@ -13,16 +13,18 @@ make a table, or a part of it, from a file of results. Paths are relative to the
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from comrope._json import TEXT, Entries
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.figures import save
 from comrope.experiments.common.files import write_text
+from comrope.experiments.common.json_files import read_json
 from comrope.experiments.runs.store import FolderStore, open_store
 from comrope.experiments.studies import find_study
 from comrope.experiments.studies.bench_tables import bench_table
@@ -39,6 +41,8 @@ MARK = re.compile(
     r"<!-- (?P<command>(?P<verb>reproduce|bench) [^>]+?) -->\n.*?<!-- end -->", re.DOTALL
 )
 PICTURES = "images"  # a folder beside the document
+RESULTS = Entries({"machine": Entries({"date": TEXT, "torch": TEXT})})  # what all results have
+TO_REPEAT = "write it again with the command of the study or benchmark"
 OPTIONS = {
     "reproduce": ("preset", "seeds", "methods", "brief", "from", "part"),
     "bench": ("from",),
@@ -113,10 +117,12 @@ def _section(command: str, folder: Path, runs: Runs) -> Section:
     if verb == "bench":
         if "from" not in options:
             raise UserError(f"mark: bench {name}: expected --from FILE")
-        return Section(bench_table(name, _load(folder / options["from"])))
+        with _loaded(folder / options["from"]) as results:
+            return Section(bench_table(name, results))
     study = find_study(name)
     if "from" in options:
-        return Section(_from_file(study, _load(folder / options["from"]), options.get("part")))
+        with _loaded(folder / options["from"]) as results:
+            return Section(_from_file(study, results, options.get("part")))
     if not study.trains:
         raise UserError(f"mark: the study {name} trains no runs; expected --from FILE")
     if "brief" in options and study.brief is None:
@@ -163,11 +169,20 @@ def _request(study: Study, options: Mapping[str, str], fields: Sequence[str]) ->
     )
 
 
-def _load(path: Path) -> Results:
+@contextlib.contextmanager
+def _loaded(path: Path) -> Iterator[Results]:
+    """Yield the results in a file; an entry that a table lacks is an error of the file."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"mark: --from: {path} cannot be read ({error})") from None
+        yield read_json(path, RESULTS, TO_REPEAT)
+    except FileNotFoundError:
+        raise UserError(f"mark: --from: {path} does not exist; {TO_REPEAT}") from None
+    except UserError:
+        raise
+    except Exception as error:  # each table needs other entries: the table is their schema
+        raise UserError(
+            f"mark: --from: {path}: lacks an entry of the table, or has another form of it "
+            f"({type(error).__name__}: {error}); {TO_REPEAT}"
+        ) from error
 
 
 def _split(verb: str, words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -26,9 +26,14 @@ from comrope.experiments.tasks.init_from import load_weights
 __all__ = ["evaluate_run", "evaluate_view", "load_run"]
 
 
-def load_run(folder: Path) -> tuple[Config, nn.Module]:
-    """Return the configuration of a finished run, and its model with the evaluated weights."""
-    config, tensors = read_weights(folder)
+def load_run(folder: Path, *, sealed: bool = True) -> tuple[Config, nn.Module]:
+    """Return the configuration of a finished run, and its model with the evaluated weights.
+
+    Args:
+        folder: The folder of the run.
+        sealed: Whether to raise if its files have changed since it was finished.
+    """
+    config, tensors = read_weights(folder, sealed=sealed)
     model = task_of(config).build_model()
     load_weights(model, tensors, str(folder / WEIGHTS))
     return config, model.eval()

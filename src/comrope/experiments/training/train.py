@@ -15,16 +15,17 @@ from accelerate import Accelerator
 from comrope.experiments.common.console import machine, peak_memory, say
 from comrope.experiments.common.distributed import broadcast, create_accelerator
 from comrope.experiments.common.errors import Interrupted, UserError
-from comrope.experiments.common.files import write_tensors
 from comrope.experiments.config import Config, runtime
 from comrope.experiments.data.workers import start_server
 from comrope.experiments.runs.directory import (
     LOCK,
     LOG,
-    WEIGHTS,
+    RESULT,
     check_run_dir,
+    headline_of,
     read_result,
     write_config,
+    write_finished,
     write_result,
 )
 from comrope.experiments.runs.log import Log, read_log
@@ -76,7 +77,9 @@ def is_finished(config: Config, out: Path) -> bool:
     """Return whether a run has a result, in every view of its configuration."""
     result = read_result(out)
     task = task_of(config)
-    return result is not None and set(task.views()) <= set(result[task.headline])
+    if result is None:
+        return False
+    return set(task.views()) <= set(headline_of(result, task.headline, out / RESULT))
 
 
 class RunFolder:
@@ -92,6 +95,7 @@ class RunFolder:
         self.out, self.keep, self.is_main = out, keep, is_main
         self.stop: int | None = None  # the received signal
         self.records: Log | None = None
+        self.config = ""  # the text of its file
 
     def should_stop(self, step: int) -> bool:
         """Return whether this process received a signal to stop."""
@@ -112,7 +116,7 @@ class RunFolder:
         """Write the configuration, and open the log to continue after a step."""
         if self.is_main:
             self.out.mkdir(parents=True, exist_ok=True)
-            write_config(self.out, config)
+            self.config = write_config(self.out, config)
             self.records = Log(self.out, resume_from=step)
 
     @contextlib.contextmanager
@@ -184,11 +188,10 @@ def _write(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str, A
     result: dict[str, Any] = {}
     if trainer.is_main:
         assert folder.records is not None
-        write_tensors(folder.out / WEIGHTS, outcome.weights)
         result = _summary(trainer, folder, outcome)
         folder.log("result", step=trainer.step, **result)
         folder.records.close()
-        write_result(folder.out, result)
+        write_finished(folder.out, folder.config, outcome.weights, result)
     trainer.accelerator.wait_for_everyone()
     return result
 
@@ -218,11 +221,12 @@ def _add_views(task: Task, out: Path, accelerator: Accelerator, progress: bool) 
     result = read_result(out)
     if result is None:
         raise UserError(f"out: not every process can read {out}; expected shared storage")
-    missing = [name for name in task.views() if name not in result[task.headline]]
+    found = headline_of(result, task.headline, out / RESULT)
+    missing = [name for name in task.views() if name not in found]
     if missing:
-        found = evaluate_run(out, overrides=runtime(task.config), only=missing, progress=progress)
+        more = evaluate_run(out, overrides=runtime(task.config), only=missing, progress=progress)
         if accelerator.is_main_process:
-            task.merge(result, {entry["view"]: entry for entry in found})
+            task.merge(result, {entry["view"]: entry for entry in more})
             write_result(out, result)
         accelerator.wait_for_everyone()
     return result

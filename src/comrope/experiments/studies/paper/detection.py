@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def ap_by_epoch(record: Record, config: Config) -> dict[str, Any]:
     """Return the AP after each evaluated epoch, including the last; empty for a classifier."""
     if "AP" not in record.result:  # the pre-training run
         return {}
-    found = {str(each["epoch"]): each["AP"] for each in record.evaluations}
+    found = {str(each["epoch"]): each["AP"] for each in record.evaluations if "AP" in each}
     last = record.result["AP"].get(str(DetectionTask(config).training_view.resolution))
     return {"by_epoch": found if last is None else {**found, str(config.train.epochs): last}}
 
@@ -115,9 +116,9 @@ def _figures(found: list[Results], size: str, kind: str) -> str:
         over = None
         if baseline is not None and row is not baseline:
             over = difference(values(row, "AP"), values(baseline, "AP"))
-        speeds = spread([run["images_per_second"] for run in row["runs"]])
-        memory = max(run["peak_memory_gib"] or 0 for run in row["runs"])
-        line += [*format_difference(over), f"{speeds['mean']:.0f}"]
+        speeds = [speed for run in row["runs"] if (speed := run.get("images_per_second"))]
+        memory = max(run.get("peak_memory_gib") or 0 for run in row["runs"])
+        line += [*format_difference(over), f"{fmean(speeds):.0f}" if speeds else "–"]
         lines.append([*line, f"{memory:.1f}" if memory else "–"])
     return markdown_table(header, lines)
 
