@@ -20,7 +20,6 @@ from comrope.experiments.runs.records import record_of
 from comrope.experiments.runs.store import (
     FolderStore,
     JsonlStore,
-    Stores,
     load_config,
     open_store,
     records_in,
@@ -68,7 +67,7 @@ def test_a_store_has_a_file_for_every_family_with_sorted_lines(tmp_path):
     assert [file.name for file in files] == ["digits.jsonl", "moving.jsonl"]
     lines = files[0].read_text().splitlines()
     assert [json.loads(line)["config"].get("train.seed", 0) for line in lines] == [0, 1]
-    for opened in (store, open_store(tmp_path / "store"), Stores(FolderStore(tmp_path), store)):
+    for opened in (store, open_store(tmp_path / "store"), FolderStore(tmp_path / "runs")):
         assert sorted(opened.ids()) == sorted(r.id for r in records)
         for config, record in zip(configs, records, strict=True):
             assert opened.find(config) == record

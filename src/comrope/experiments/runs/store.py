@@ -25,7 +25,6 @@ __all__ = [
     "FolderStore",
     "JsonlStore",
     "RunStore",
-    "Stores",
     "load_config",
     "open_store",
     "records_in",
@@ -164,19 +163,6 @@ class JsonlStore:
                     ) from None
                 found[record.id] = record
         return found
-
-
-class Stores:
-    """Several stores as one; a run is taken from the first store that has it."""
-
-    def __init__(self, *stores: RunStore) -> None:
-        self.stores = stores
-
-    def ids(self) -> list[str]:
-        return list(dict.fromkeys(name for store in self.stores for name in store.ids()))
-
-    def find(self, config: Config) -> Record | None:
-        return next(filter(None, (store.find(config) for store in self.stores)), None)
 
 
 def open_store(path: Path) -> FolderStore | JsonlStore:
