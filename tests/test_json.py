@@ -17,6 +17,7 @@ from comrope._json import (
     Nullable,
     check,
     constant,
+    decode,
     parse,
 )
 
@@ -62,3 +63,12 @@ def test_text_and_bytes_are_parsed():
     assert parse("[" * 40 + "]" * 40, ANYTHING)
     with pytest.raises(ValueError, match="40 lists"):
         parse("[" * 41 + "]" * 41, ANYTHING)
+
+
+def test_large_files_are_decoded_without_a_visit_of_every_value():
+    assert decode("[" * 41 + "]" * 41)
+    assert decode(b'{"a": "\\ud800"}') == {"a": "\ud800"}
+    many = ", ".join(f'"{number}": 1' for number in range(20_000))
+    for content in (b"\xff", "{", '{"a": 1, "a": 1}', "[" * 10**6, f'{{{many}, "19999": 1}}'):
+        with pytest.raises(ValueError, match="expected"):
+            decode(content)

@@ -1,4 +1,4 @@
-"""Read the JSON files that comrope writes: limits on size and depth, and a schema of the content.
+"""Read JSON files: limits on size and depth, and a schema of the content.
 
 A schema is a ``Kind`` of one value, ``Items`` of a list, or ``Entries`` of names and values. Every
 error is a ``ValueError`` in one line. It names the entry, what came and what was expected.
@@ -10,6 +10,7 @@ import json
 import math
 import reprlib
 import stat
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = [
     "Schema",
     "check",
     "constant",
+    "decode",
     "parse",
     "read",
     "read_bytes",
@@ -202,18 +204,28 @@ def read_bytes(path: Path, *, largest: int = LARGEST) -> bytes:
 
 def parse(content: str | bytes, schema: Schema) -> Any:
     """Return a value from JSON, in UTF-8; raise ``ValueError`` if it does not have its form."""
+    value = decode(content)
+    _check_plain(value)
+    check(value, schema)
+    return value
+
+
+def decode(content: str | bytes) -> Any:
+    """Return a value of any form from JSON, in UTF-8; raise ``ValueError`` if it is none.
+
+    For files that are too large for ``parse``, which visits every value. The caller checks what it
+    uses: texts may contain halves of surrogate pairs, and lists may be deeply nested.
+    """
     try:
-        text = content.decode("utf-8") if isinstance(content, bytes) else content
-        value = json.loads(text, object_pairs_hook=_entries)
+        if isinstance(content, bytes):
+            content = content.decode("utf-8")  # frees the bytes of a large file
+        return json.loads(content, object_pairs_hook=_entries)
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8, got other bytes at {error.start}") from None
     except ValueError as error:
         raise ValueError(f"expected JSON ({error})") from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    _check_plain(value)
-    check(value, schema)
-    return value
 
 
 def check(value: Any, schema: Schema) -> None:
@@ -230,11 +242,10 @@ def _unexpected(schema: Schema, value: Any) -> Fault:
 
 
 def _entries(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the name {reprlib.repr(name)} appears twice")
-        found[name] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the name {reprlib.repr(twice)} appears twice")
     return found
 
 
