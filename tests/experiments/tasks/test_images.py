@@ -199,10 +199,13 @@ def test_unreadable_images_stop_a_run_or_are_skipped_named_and_counted(
     result = train(config, tmp_path / "run", progress=False)
     assert result["unreadable"] == {"training": 2, "validation": 1}
     assert result["images"] == 15
-    assert str(bad) in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    assert printed.count(str(bad)) == 2  # in every epoch
+    assert printed.count(str(other)) == 1  # once, in two evaluations
     shutil.rmtree(folder / "train")  # not needed to evaluate
     (entry,) = evaluate_run(tmp_path / "run", progress=False)
     assert (entry["images"], entry["unreadable"]) == (15, 1)
+    assert capfd.readouterr().err.count(str(other)) == 1
     for file in (folder / "val").rglob("*.*"):
         file.write_bytes(b"")
     with raises_for("data.root", UserError):

@@ -95,8 +95,8 @@ class Data:
         "stop",
         choices=("stop", "skip"),
         runtime=True,
-        help="If a file cannot be read: stop the run, or skip the file, count it and load the "
-        "next one.",
+        help="If a file cannot be read: stop the run, or skip the file, name it, count it and load "
+        "the next one.",
     )
     cache: bool = option(
         False, runtime=True, help="Whether images or videos are decoded once and kept in memory."

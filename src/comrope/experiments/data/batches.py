@@ -196,6 +196,7 @@ class Validation:
             persistent=True,
         )
         self.started: Iterator[Any] | None = None
+        self.unreadable: dict[str, None] = {}  # names of skipped samples so far, each once
 
     def __len__(self) -> int:
         """Return the number of samples, over all processes."""
@@ -208,7 +209,12 @@ class Validation:
         """
         self.keys[:] = self._keys(view)
         self.started = start(self.loader)
-        return self.started
+        return self._recorded(self.started)
+
+    def _recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self.unreadable |= dict.fromkeys(getattr(batch, "unreadable", ()))
+            yield batch
 
     def close(self) -> None:
         """End the loading processes."""

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from rich.progress import Progress
 from torch import nn
 
-from comrope.experiments.common.console import progress_bar
+from comrope.experiments.common.console import progress_bar, say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config
@@ -51,7 +51,7 @@ def evaluate_view(
     probe: Probe = NO_PROBE,
     check: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
-    """Evaluate a model in one view, with a row in a progress bar.
+    """Evaluate a model in one view, with a row in a progress bar; name skipped samples once.
 
     Args:
         task: The task of the model.
@@ -74,7 +74,10 @@ def evaluate_view(
         check()
         bar.advance(row, samples)
 
+    named = len(validation.unreadable)
     found = task.evaluate(model, validation, view, accelerator, probe=probe, advance=advance)
+    for name in [*validation.unreadable][named:]:
+        say(f"skipped, cannot be read: {name}")
     if (value := found[task.headline]) is not None and not math.isfinite(value):
         raise UserError(
             f"{label}: expected a finite {task.headline}, got {value}; check that the outputs of "
