@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import raises_for
 from PIL import Image
+from support.faults import raises_line
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.batches import IGNORED, Key
@@ -216,7 +217,7 @@ def test_masks_need_outlines_in_both_splits(folder):
     changed(folder, "val", without_outline)
     opened(folder)
     for train in (True, False):
-        with raises_for("detect.kind", UserError):
+        with raises_line("instances_val.json: annotation 1: ", "detect.kind"):
             opened(folder, masks=True, train=train)
     with raises_for("detect.kind", UserError):
         opened(None, name="scenes", num_classes=10, masks=True)

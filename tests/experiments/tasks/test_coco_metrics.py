@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.coco import TREE, write_coco
 
+from comrope.experiments.data.coco import Coco
 from comrope.experiments.tasks.coco_metrics import METRICS, metrics
 
 mask = pytest.importorskip("pycocotools.mask")
@@ -77,3 +79,44 @@ def test_the_area_of_a_mask_is_that_of_the_mask():
     assert small["APm"] is None
     assert small["APs"] == pytest.approx(small["AP"])
     assert 10 < small["APs"] < 60
+
+
+def test_the_checked_annotations_give_the_same_metrics_as_the_file(tmp_path):
+    """With polygons, run lengths, a crowd, a polygon without area, and a box outside."""
+    rng, runs = np.random.default_rng(0), np.zeros((80, 100), np.uint8, order="F")
+    runs[20:60, 30:70] = 1
+    outlines = [
+        [[10, 10, 40, 12, 35, 50, 8, 45]],
+        [[60, 5, 90, 5, 75, 40], [50, 50, 70, 50, 70, 70]],
+        {"size": [80, 100], "counts": mask.encode(runs)["counts"].decode()},
+        {"size": [80, 100], "counts": [3200, 40, 40, 40, 40, 40, 4600]},
+        [[110, 10, 130, 10, 130, 40]],
+    ]
+    boxes = [[8, 10, 32, 40], [50, 5, 40, 65], [30, 20, 40, 40], [40, 0, 3, 80], [110, 10, 20, 30]]
+    annotations = [
+        {"id": n, "image_id": image, "category_id": 90 if n % 2 else 2, "bbox": box,
+         "area": 0.8 * box[2] * box[3], "iscrowd": int(outline is outlines[3]),
+         "segmentation": outline, "ignore": 0, "attributes": {"occluded": False}}
+        for n, (image, box, outline) in enumerate(
+            (image, box, outline)
+            for image in (7, 3) for box, outline in zip(boxes, outlines, strict=True)
+        )
+    ]  # fmt: skip
+    images = [{**image, "width": 100, "height": 80} for image in TREE["images"]]
+    tree = {**TREE, "images": images, "annotations": annotations, "info": {}, "licenses": []}
+    checked = Coco(write_coco(tmp_path, tree), "train", outlines=True).truth
+    found = []
+    for annotation in annotations:
+        if annotation["id"] == 6:
+            continue
+        moved = np.add(annotation["bbox"], rng.integers(-4, 5, 4)).tolist()
+        pixels = np.zeros((80, 100), np.uint8, order="F")
+        left, top, width, height = moved
+        pixels[top : top + height, left : left + width] = 1
+        own = {name: annotation[name] for name in ("image_id", "category_id")}
+        coded = mask.encode(pixels)
+        found.append({**own, "bbox": moved, "score": float(rng.random()), "segmentation": coded})
+    for kind in ("bbox", "segm"):
+        expected = metrics(tree, found, kind)
+        assert metrics(checked, found, kind) == expected
+        assert 0 < expected["AP"] < 100

@@ -148,11 +148,6 @@ class DetectionTask(Task):
     def collate(self, items: list[Any]) -> BoxBatch:
         return collate_boxes(items)
 
-    def describe_data(self, source: Any) -> str:
-        left_out = getattr(source, "left_out", 0)
-        note = f"; {left_out} boxes are not used: crowds, or outside of their images"
-        return super().describe_data(source) + (note if left_out else "")
-
     # Model
 
     def create_model(self) -> nn.Module:
