@@ -1,4 +1,4 @@
-"""COCO's files: whatever is wrong is one line, before training."""
+"""COCO's files: whatever is wrong is one line, before training; what is left out is counted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 
 import pytest
 from support.coco import SQUARE, TREE, changed, with_outline, write_coco
-from support.faults import raises_line, refused
+from support.faults import called, raises_line, refused
 
 from comrope.experiments.data.coco import Coco
+from comrope.experiments.runs.log import read_log
 
 pytest.importorskip("pycocotools")
 NAN, INF, HUGE = float("nan"), float("inf"), 10**400
@@ -183,3 +184,26 @@ def test_a_wrong_validation_file_stops_before_training(tmp_path):
     write_coco(tmp_path, with_outline(OUTLINES["NaN"]), "val")
     refused("instances_val.json: annotation 1: segmentation: ", *masks)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_left_out_and_skipped_is_named_and_counted_when_quiet(tmp_path):
+    for split in ("train", "val"):
+        write_coco(tmp_path, TREE, split)
+    (tmp_path / "val" / "b.png").write_bytes(b"")
+    run = ("train", *SMALL, "data.val_split=val", "data.unreadable=skip")
+    code, text = called(*run, "--data", tmp_path, "--out", tmp_path / "run")
+    assert code == 0, text
+    counts = {"crowds": 1, "boxes outside of their images or without area": 2}
+    assert text.count("boxes outside of their images or without area: 2") == 1
+    assert text.count(str(tmp_path / "val" / "b.png")) == 1  # in two evaluations
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["left_out"] == counts
+    assert result["unreadable"] == {"training": 0, "validation": 1}
+    records = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "left_out"]
+    assert {r["reason"]: (r["count"], r["first"]) for r in records} == {
+        "crowds": (1, [5]),
+        "boxes outside of their images or without area": (2, [3, 4]),
+    }
+    code, text = called("eval", tmp_path / "run", "data.unreadable=skip", "--quiet")
+    assert code == 0, text
+    assert text.count(str(tmp_path / "val" / "b.png")) == 1

@@ -46,6 +46,8 @@ RESULTS = {
     "half of a surrogate pair": b'{"top1": {"12": 50}, "classes": ["\\ud800"]}',
     "an entry twice": b'{"top1": {"12": 50}, "top1": {"12": 99}}',
     "two values": b'{"top1": {"12": 50}} {}',
+    "left out in words": b'{"top1": {"12": 50}, "left_out": {"crowds": "many"}}',
+    "a number left out": b'{"top1": {"12": 50}, "left_out": 3}',
     "a machine in words": b'{"top1": {"12": 50}, "machine": "mine"}',
     "steps in words": b'{"top1": {"12": 50}, "steps": "many"}',
     "negative steps": b'{"top1": {"12": 50}, "steps": -1}',

@@ -13,12 +13,12 @@ import pytest
 import torch
 from helpers import raises_for
 from support.runs import in_process, same, stop_after, tiny, weights
-from support.toy import curve
+from support.toy import Points, curve
 
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.runs.directory import RESULT, WEIGHTS, read_result
 from comrope.experiments.runs.log import read_log
-from comrope.experiments.training.train import RunFolder, is_finished, train
+from comrope.experiments.training.train import MOST_NAMED, RunFolder, is_finished, train
 from comrope.experiments.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,6 +48,7 @@ def test_a_run_leaves_weights_a_result_and_a_log(tmp_path):
     assert result["evaluation_seconds"] == pytest.approx(sum(result["view_seconds"].values()))
     assert (result["steps"], result["images"], result["processes"]) == (11, 360, 1)
     assert result["unreadable"] == {"training": 0, "validation": 0}
+    assert result["left_out"] == {}
     assert result["position_parameters"] < result["parameters"]
     assert result["images_per_second"] > 0
     assert result["peak_memory_gib"] > 0
@@ -85,6 +86,20 @@ def test_more_resolutions_are_added_to_existing_ones(tmp_path):
     assert {**result, "top1": None} == {**first, "top1": None}
     assert same(weights(tmp_path / "run"), before)
     assert train(more, tmp_path / "run", progress=False) == result
+
+
+def test_what_training_leaves_out_is_printed_logged_and_counted(tmp_path, monkeypatch, capfd):
+    left_out = {"too dark": ["a", "b"], "no name": [*range(MOST_NAMED + 7)]}
+    monkeypatch.setattr(Points, "left_out", left_out, raising=False)
+    stop_after(3, curve(), tmp_path / "run")
+    counts = {reason: len(names) for reason, names in left_out.items()}
+    result = train(curve(), tmp_path / "run", progress=False)
+    assert result["left_out"] == counts
+    line = f"too dark: 2, no name: {MOST_NAMED + 7}"
+    assert capfd.readouterr().err.count(line) == 2  # a resumed run prints it again
+    records = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "left_out"]
+    assert {record["reason"]: record["count"] for record in records} == counts
+    assert [record["first"] for record in records] == [["a", "b"], [*range(MOST_NAMED)]]
 
 
 # Folders

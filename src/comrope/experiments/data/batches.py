@@ -23,7 +23,10 @@ IGNORED = -1  # the target of a padding sample
 
 
 class Source(Protocol):
-    """The samples of a split, by number."""
+    """The samples of a split, by number.
+
+    It may have an attribute ``left_out``: names or ids of what it does not return, by reason.
+    """
 
     def __len__(self) -> int: ...
 

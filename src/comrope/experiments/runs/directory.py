@@ -65,6 +65,7 @@ RESULT_SCHEMA = Entries(
         "data_root": Nullable(TEXT),
         "evaluation_seconds": NUMBER,
         "figures": Entries(others=Entries()),
+        "left_out": Entries(others=COUNT),
         "machine": Entries(others=TEXT),
         "parameters": COUNT,
         "peak_memory_gib": NUMBER,

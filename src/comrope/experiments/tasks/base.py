@@ -193,6 +193,10 @@ class Task(ABC):
         """Return a line about the training data."""
         return f"{len(source)} training {self.samples}"
 
+    def left_out(self, source: Any) -> dict[str, list[Any]]:
+        """Return what training does not use of a source, such as ids of annotations, by reason."""
+        return dict(getattr(source, "left_out", {}))
+
     # Model
 
     def build_model(self) -> nn.Module:

@@ -38,6 +38,8 @@ from comrope.experiments.training.trainer import Outcome, Trainer
 
 __all__ = ["RunFolder", "is_finished", "train"]
 
+MOST_NAMED = 1000  # in the log, of what training leaves out for one reason
+
 
 def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]:
     """Train a configuration in a folder, or resume it, and return its result.
@@ -178,9 +180,17 @@ def _begin(trainer: Trainer, folder: RunFolder) -> None:
             f"{accelerator.num_processes} process(es), {accelerator.device}, precision {precision};"
             f" {trainer.task.describe_data(trainer.source)}"
         )
+    left_out = trainer.task.left_out(trainer.source)
+    if trainer.is_main and left_out:
+        reasons = ", ".join(f"{reason}: {len(names)}" for reason, names in left_out.items())
+        say(f"{out}: training leaves out {reasons}")
     folder.open(trainer.config, step=step)
     if trainer.is_main and report is not None:
         folder.log("started", step=0, **report._asdict())
+    if trainer.is_main and found is None:
+        for reason, names in left_out.items():
+            first = names[:MOST_NAMED]
+            folder.log("left_out", step=0, reason=reason, count=len(names), first=first)
 
 
 def _write(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str, Any]:
@@ -212,6 +222,7 @@ def _summary(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str,
         "peak_memory_gib": peak_memory(device),
         "data_root": trainer.config.data.root,
         "unreadable": {"training": outcome.unreadable, "validation": unreadable},
+        "left_out": {r: len(names) for r, names in task.left_out(trainer.source).items()},
         "machine": machine(device),
     }
 
