@@ -65,6 +65,39 @@ def tar_of(folder: Path, out: Path) -> None:
             archive.add(folder / split, arcname=".")
 
 
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    """A tar of some files, by their names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def picture(grey: int = 20, form: str = "png", size: tuple[int, int] = (4, 4), **options) -> bytes:
+    """The file of an image of one grey."""
+    return encoded(Image.new("L", size, grey), form, **options)
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> Path:
+    """An image folder of one good image per class, and some files of the training class dog."""
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (root / place).mkdir(parents=True)
+        (root / place / "good.png").write_bytes(picture(200))
+    for name, content in files.items():
+        (root / "train/dog" / name).write_bytes(content)
+    return root
+
+
+def encoded(image: Image.Image, form: str = "png", **options) -> bytes:
+    """The file of an image."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
 def shards_of(folder: Path, out: Path) -> None:
     """WebDataset shards of ten samples, named as the usual ones of ImageNet are."""
     for split in ("train", "val"):

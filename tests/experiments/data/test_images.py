@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import raises_for
 from PIL import Image
-from support.images import contents, open_folder, tar_of
+from support.images import contents, open_folder
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.images import (
@@ -22,9 +22,6 @@ from comrope.experiments.data.images import (
     pil_mode,
     require_root,
 )
-
-FILES = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm's
-
 
 # What sources hold
 
@@ -64,21 +61,6 @@ def test_cached_images_are_the_images(folder):
         assert contents(cached) == contents(source)
         assert {cached.load(index)[0].mode for index in range(48)} == {mode}
         assert [cached.name(i) for i in range(48)] == [source.name(i) for i in range(48)]
-
-
-@FILES
-def test_a_tar_holds_what_the_folder_holds(folder, tmp_path_factory):
-    packed = tmp_path_factory.mktemp("packed")
-    tar_of(folder, packed)
-    for found, expected in zip(open_folder(packed), open_folder(folder), strict=True):
-        assert sorted(contents(found)) == sorted(contents(expected))
-    assert sorted(path.name for path in packed.iterdir()) == ["train.tar", "val.tar"]  # no index
-
-
-def test_splits_have_several_names(folder):
-    (folder / "train").rename(folder / "training")
-    for split in ("train", "training"):
-        assert len(open_folder(folder, [split, "validation"])[0]) == 48
 
 
 def test_the_training_split_is_not_needed_to_evaluate(folder):
@@ -136,33 +118,6 @@ def test_imagenette_as_it_is_distributed(tmp_path):
         assert all(np.asarray(image).std() > 5 for image, _ in loaded)
 
 
-# Classes
-
-
-def test_validation_has_the_numbers_of_the_training_classes(folder):
-    """A class without validation images would shift those after it."""
-    (folder / "train" / "ant").mkdir()
-    Image.new("RGB", (8, 8)).save(folder / "train" / "ant" / "1.png")
-    train, validation = open_folder(folder, num_classes=3)
-    assert {target for target, _ in contents(train)} == {0, 1, 2}
-    assert {target for target, _ in contents(validation)} == {1, 2}
-
-
-def test_an_empty_class_is_named(folder):
-    (folder / "train" / "emu").mkdir()
-    with raises_for("data.root", UserError) as caught:
-        open_folder(folder)
-    assert "'emu'" in str(caught.value)
-
-
-def test_a_class_that_is_not_in_training_is_named(folder):
-    (folder / "val" / "emu").mkdir()
-    Image.new("RGB", (8, 8)).save(folder / "val" / "emu" / "1.png")
-    with raises_for("data.root", UserError) as caught:
-        open_folder(folder)
-    assert "emu" in str(caught.value)
-
-
 # What is refused
 
 
@@ -185,16 +140,6 @@ def test_data_sets_that_do_not_exist_are_refused(folder, changes, argument, foun
     with raises_for(argument, UserError) as caught:
         open_images(train_split="train", **{**usual, **changes})
     assert found in str(caught.value)
-
-
-@FILES
-def test_a_file_that_is_no_tar_or_has_no_images_is_refused(tmp_path):
-    (tmp_path / "train.tar").write_bytes(b"not a tar")
-    with raises_for("data.root", UserError):
-        open_folder(tmp_path, ["train"])
-    tarfile.open(tmp_path / "train.tar", "w").close()
-    with raises_for("data.root", UserError):
-        open_folder(tmp_path, ["train"])
 
 
 def test_the_root_is_a_folder(tmp_path):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import raises_for
-from PIL import Image
-from support.images import contents, dataset_of, open_folder, shards_of, spoil
+from support.images import (
+    contents,
+    dataset_of,
+    open_folder,
+    picture,
+    shards_of,
+    spoil,
+    write_tar,
+)
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.batches import Key
@@ -26,22 +31,6 @@ def shards(folder, tmp_path_factory) -> Path:
     return out
 
 
-def write_shard(path: Path, members: dict[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
-
-
-def picture(grey: int, suffix: str = "png") -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (4, 4), grey).save(file, suffix)
-    return file.getvalue()
-
-
 def test_shards_hold_what_the_folder_holds(folder, shards):
     for mode in ("RGB", "L"):
         found = open_folder(shards, name="shards", mode=mode)
@@ -52,7 +41,7 @@ def test_shards_hold_what_the_folder_holds(folder, shards):
 
 
 def test_images_and_classes_meet_by_key(tmp_path):
-    write_shard(
+    write_tar(
         tmp_path / "train-0.tar",
         {
             "b.cls": b"7\n",
@@ -104,7 +93,7 @@ def test_an_unreadable_sample_is_named(folder, tmp_path_factory):
 
 def test_a_sample_without_image_or_class_cannot_be_read(tmp_path):
     members = {"a.png": picture(1), "b.cls": b"1", "c.png": picture(1), "c.cls": b"cat"}
-    source = Shards(str(write_shard(tmp_path / "val.tar", members).parent), "val", "L")
+    source = Shards(str(write_tar(tmp_path / "val.tar", members).parent), "val", "L")
     for index, problem in enumerate(("no .cls", "no image", "cat")):
         with pytest.raises(ValueError, match=problem):
             source.load(index)
@@ -119,6 +108,6 @@ def test_a_file_that_is_no_shard_is_named(shards):
 def test_a_split_without_shards_or_samples_is_refused(tmp_path):
     with raises_for("data.root", UserError):
         open_folder(tmp_path, ["train"], name="shards")
-    write_shard(tmp_path / "train.tar", {"notes.txt": b"no image"})
+    write_tar(tmp_path / "train.tar", {"notes.txt": b"no image"})
     with raises_for("data.root", UserError):
         open_folder(tmp_path, ["train"], name="shards")

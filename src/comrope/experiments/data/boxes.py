@@ -53,6 +53,7 @@ def open_boxes(
     num_classes: int,
     mode: str = "RGB",
     masks: bool = False,
+    exif: bool = False,
     train: bool = True,
 ) -> list[BoxSource]:
     """Open the training and the validation split, or only the latter, and check them.
@@ -64,6 +65,7 @@ def open_boxes(
         num_classes: Number of classes that each split must have.
         mode: Pillow's name of the channels, "RGB" or "L".
         masks: Whether masks are needed.
+        exif: Whether the orientation in EXIF data is applied.
         train: Whether both splits are opened.
     """
     for package in ("torchvision", "pycocotools"):
@@ -80,7 +82,7 @@ def open_boxes(
     elif name == "coco":
         folder = require_root(root)
         wanted = splits[0 if train else 1 :]
-        opened = [Coco(folder, split, mode, outlines=masks) for split in wanted]
+        opened = [Coco(folder, split, mode, outlines=masks, exif=exif) for split in wanted]
     else:
         raise UserError(f"data.name: expected coco or scenes, got {name!r}")
     for source in opened:

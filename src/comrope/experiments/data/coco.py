@@ -14,6 +14,7 @@ from torch import Tensor
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.coco_files import collection_paused, find_split, read_annotations
 from comrope.experiments.data.outlines import pack
+from comrope.experiments.data.pictures import decode
 
 __all__ = ["Coco", "Target"]
 
@@ -43,15 +44,22 @@ class Coco:
         split: The name of the split.
         mode: Pillow's name of the channels, "RGB" or "L".
         outlines: Whether outlines are needed.
+        exif: Whether the orientation in EXIF data is applied.
 
     Raises:
         UserError: There is no such split, or its annotations are wrong.
     """
 
     def __init__(
-        self, root: str | Path, split: str, mode: str = "RGB", *, outlines: bool = False
+        self,
+        root: str | Path,
+        split: str,
+        mode: str = "RGB",
+        *,
+        outlines: bool = False,
+        exif: bool = False,
     ) -> None:
-        self.mode = mode
+        self.mode, self.exif = mode, exif
         self.folder, self.file = find_split(Path(root), split)
         with collection_paused():
             self.truth = read_annotations(self.file)
@@ -145,8 +153,7 @@ class Coco:
             ValueError: The image differs in size from its annotation. Pillow raises other errors if
                 it cannot be read.
         """
-        with Image.open(self.folder / self.names[index]) as file:
-            image = file.convert(self.mode)
+        image = decode(self.folder / self.names[index], self.mode, exif=self.exif)
         width, height = self.sizes[index].tolist()
         if image.size != (width, height):
             wanted = f"{width} x {height}"

@@ -1,9 +1,10 @@
-"""Sources of images: timm's data sets by name and path, WebDataset shards, scikit-learn digits."""
+"""Sources of images: folders, tars, shards, timm's data sets by name, scikit-learn digits."""
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,10 @@ from PIL import Image
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.cache import PixelCache
-from comrope.experiments.data.shards import Shards, split_names
+from comrope.experiments.data.files import check_links
+from comrope.experiments.data.folders import FolderImages, find_split
+from comrope.experiments.data.pictures import convert, decode
+from comrope.experiments.data.shards import Shards
 
 __all__ = [
     "CachedImages",
@@ -25,9 +29,8 @@ __all__ = [
 ]
 
 
-# In addition to timm's .png, .jpg and .jpeg; timm would silently ignore these.
-FORMATS = (".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 STREAMS = ("wds", "hfids", "tfds")
+LISTED = ("torch/folder", "torch/image_folder", "torch/imagenet")  # torchvision lists folders
 DIGIT_CLASSES = 10
 
 
@@ -65,16 +68,26 @@ class Digits:
 
 
 class TimmImages:
-    """A data set of timm's factory: an image folder, a tar of one, a Hugging Face data set, ..."""
+    """A data set of timm's factory: of torchvision or Hugging Face.
 
-    def __init__(self, dataset: Any, mode: str) -> None:
-        self.dataset, self.mode = dataset, mode
+    Args:
+        dataset: The data set.
+        mode: Pillow's name of the channels, "RGB" or "L".
+        exif: Whether the orientation in EXIF data is applied.
+    """
+
+    def __init__(self, dataset: Any, mode: str, *, exif: bool = False) -> None:
+        self.dataset, self.mode, self.exif = dataset, mode, exif
         self.reader = getattr(dataset, "reader", None)
+        if hasattr(dataset, "loader"):  # torchvision's own decodes any format
+            dataset.loader = functools.partial(decode, mode=mode, exif=exif)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def name(self, index: int) -> str:
+        with contextlib.suppress(AttributeError, IndexError, TypeError):
+            return str(self.dataset.samples[index][0])  # of torchvision's folders
         try:
             return str(self.reader.filename(index, absolute=True))  # type: ignore[union-attr]
         except (AttributeError, NotImplementedError, AssertionError, TypeError, KeyError):
@@ -83,10 +96,10 @@ class TimmImages:
     def load(self, index: int) -> tuple[Image.Image, int]:
         # Use the reader, because the data set would replace an unreadable image by another one.
         image, target, *_ = (self.dataset if self.reader is None else self.reader)[index]
-        if not isinstance(image, Image.Image):
-            with image:
-                return Image.open(image).convert(self.mode), int(target)
-        return image.convert(self.mode), int(target)
+        if isinstance(image, Image.Image):
+            return convert(image, self.mode, exif=self.exif), int(target)
+        with image:
+            return decode(image, self.mode, exif=self.exif), int(target)
 
 
 class CachedImages:
@@ -119,6 +132,7 @@ def open_images(
     train_split: str,
     num_classes: int,
     mode: str = "RGB",
+    exif: bool = False,
 ) -> list[ImageSource]:
     """Open splits of a data set and check them.
 
@@ -129,6 +143,7 @@ def open_images(
         train_split: The name of the training split, for digits.
         num_classes: Number of classes that the first split must have.
         mode: Pillow's name of the channels, "RGB" or "L".
+        exif: Whether the orientation in EXIF data is applied.
 
     Returns:
         A source for each split.
@@ -139,61 +154,67 @@ def open_images(
         opened = [Digits(train=split == train_split, mode=mode) for split in splits]
     elif name == "shards":
         folder = require_root(root)
-        opened = [Shards(folder, split, mode) for split in splits]
+        opened = [Shards(folder, split, mode, exif=exif) for split in splits]
+    elif name == "folder":
+        opened = [*_open_folders(require_root(root), splits, num_classes, mode, exif)]
     else:
-        opened = [TimmImages(found, mode) for found in _timm_sets(name, root, splits, num_classes)]
+        found = _timm_sets(name, root, splits, num_classes)
+        opened = [TimmImages(dataset, mode, exif=exif) for dataset in found]
     for split, source in zip(splits, opened, strict=True):
         if not len(source):
             raise UserError(f"data.root: split {split!r} of {root} has no images")
     return opened
 
 
+def _open_folders(
+    root: str, splits: Sequence[str], num_classes: int, mode: str, exif: bool
+) -> list[FolderImages]:
+    first, *others = (FolderImages(find_split(root, s), mode, exif=exif) for s in splits)
+    check_classes(len(first.classes), num_classes, f"split {splits[0]!r} of {root}")
+    for split, other in zip(splits[1:], others, strict=True):
+        _check_known(other.classes, first.classes, splits[0], split, root)
+        other.number_as(first.classes)
+    return [first, *others]
+
+
 def _timm_sets(name: str, root: str | None, splits: Sequence[str], num_classes: int) -> list[Any]:
-    """Return the data sets of some splits, with the class indices of the first split."""
-    first = _create(name, root, splits[0])
-    classes = _classes(first, splits[0])
-    if classes is not None:
-        check_classes(len(classes), num_classes, f"split {splits[0]!r} of {root}")
-    if len(splits) == 1:
-        return [first]
-    train, val = splits
-    unknown = sorted(set(_classes(_create(name, root, val), val) or ()) - set(classes or ()))
-    if unknown:
+    """Return the data sets of some splits, whose classes are numbers already."""
+    opened = [_create(name, root, split) for split in splits]
+    classes = [getattr(getattr(one, "reader", None), "class_to_idx", None) for one in opened]
+    if classes[0]:
+        check_classes(len(classes[0]), num_classes, f"split {splits[0]!r} of {root}")
+    for split, found in zip(splits[1:], classes[1:], strict=True):
+        _check_known(found or (), classes[0] or (), splits[0], split, root)
+    return opened
+
+
+def _check_known(
+    found: Iterable[str], known: Iterable[str], first: str, split: str, root: str | None
+) -> None:
+    if unknown := sorted({*found} - {*known}):
         raise UserError(
-            f"data.root: split {val!r} of {root} has classes that {train!r} does not have: "
+            f"data.root: split {split!r} of {root} has classes that {first!r} does not have: "
             f"{', '.join(unknown[:5])}"
         )
-    return [first, _create(name, root, val, classes)]
 
 
-def _create(name: str, root: str | None, split: str, classes: dict[str, int] | None = None) -> Any:
-    from timm.data import add_img_extensions, create_dataset
+def _create(name: str, root: str | None, split: str) -> Any:
+    from timm.data import create_dataset
 
     prefix, slash, _ = name.partition("/")
-    if (not slash and name != "folder") or prefix in STREAMS:
+    if not slash or prefix in STREAMS:
         reason = "is a stream, which cannot be resumed exactly" if slash else "is unknown"
         raise UserError(
             f"data.name: expected digits, folder, shards, or a name of timm's such as torch/... or "
             f"hfds/...; {name!r} {reason}"
         )
-    add_img_extensions(FORMATS)
+    if root and name.lower() in LISTED and Path(root).is_dir():
+        check_links(root)  # torchvision would follow them as often as the system allows
     try:
-        if slash:  # its classes are indices already
-            return create_dataset(name, root=root, split=split)
-        place = _place(require_root(root), split)
-        # timm would store the index of a large .tar next to it as a pickle, and read existing ones.
-        # It would also keep the .tar open, whose file position processes cannot share.
-        kept: dict[str, Any] = {"cache_tarinfo": False, "cache_tarfiles": False}
-        return create_dataset(
-            "",
-            root=str(place),
-            search_split=False,
-            class_map=classes or {},
-            **(kept if place.suffix == ".tar" else {}),
-        )
+        return create_dataset(name, root=root, split=split)
     except AssertionError as error:  # unknown to timm
         raise UserError(f"data.name: expected a name of timm's, got {name!r} ({error})") from None
-    except (RuntimeError, OSError, ValueError, ImportError, tarfile.TarError) as error:
+    except Exception as error:  # of timm, torchvision or datasets
         raise UserError(
             f"data.root: split {split!r} of {root or name} cannot be read: {error}"
         ) from None
@@ -215,32 +236,6 @@ def require_root(root: str | None) -> str:
         what = "is a file, expected a folder" if Path(root).exists() else "does not exist"
         raise UserError(f"data.root: {root} {what}")
     return root
-
-
-def _place(root: str, split: str) -> Path:
-    """Return the folder of a split, or its .tar."""
-    for name in split_names(split):
-        for place in (Path(root) / name, Path(root) / f"{name}.tar"):
-            if place.exists():
-                return place
-    found = ", ".join(sorted(path.name for path in Path(root).iterdir())[:5])
-    raise UserError(
-        f"data.root: {root} has no folder or .tar for split {split!r}; found {found or 'nothing'}"
-    )
-
-
-def _classes(dataset: Any, split: str) -> dict[str, int] | None:
-    """Return the classes of a split's folders with their indices; raise if one has no images."""
-    reader = getattr(dataset, "reader", None)
-    classes = dict(getattr(reader, "class_to_idx", None) or {})
-    root = getattr(reader, "root", None)
-    if classes and root and Path(root).is_dir():
-        folders = {path.name for path in Path(root).iterdir() if path.is_dir()}
-        if empty := sorted(folders - set(classes)):
-            raise UserError(
-                f"data.root: class {empty[0]!r} of split {split!r} has no images in {root}"
-            )
-    return classes or None
 
 
 def check_classes(found: int, expected: int, where: str) -> None:

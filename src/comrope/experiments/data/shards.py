@@ -7,22 +7,24 @@ another image format) and its class, ``key.cls``.
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.data.archives import read_members, read_part
+from comrope.experiments.data.files import shown
+from comrope.experiments.data.pictures import SUFFIXES, decode
 from comrope.experiments.data.workers import start_server
 
 __all__ = ["Shards", "split_names"]
 
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
+CLASS = ".cls"
+MAX_DIGITS = 20  # bytes of a class
 SYNONYMS = (("train", "training"), ("val", "validation", "valid"))
 
 
@@ -35,10 +37,12 @@ def split_names(split: str) -> tuple[str, ...]:
 class Shards:
     """The samples of all shards of a split: ``*train*.tar`` in the folder, or ``train/*.tar``."""
 
-    def __init__(self, root: str, split: str, mode: str) -> None:
-        self.mode = mode
+    def __init__(self, root: str, split: str, mode: str, *, exif: bool = False) -> None:
+        self.mode, self.exif = mode, exif
         names = split_names(split)
-        word = re.compile(rf"(^|[^a-z])({'|'.join(names)})([^a-z]|$)")  # not the val of "retrieval"
+        word = re.compile(
+            rf"(^|[^a-z])({'|'.join(map(re.escape, names))})([^a-z]|$)"
+        )  # not the val of "retrieval"
         found = [p for p in Path(root).glob("*.tar") if word.search(p.stem.lower())]
         inside = [p for name in names for p in (Path(root) / name).glob("*.tar")]
         self.paths = sorted({*found, *inside})
@@ -59,16 +63,18 @@ class Shards:
         return len(self.keys)
 
     def name(self, index: int) -> str:
-        return f"{self.paths[self.shard[index]]}: {self.keys[index]}"
+        return f"{self.paths[self.shard[index]]}: {shown(self.keys[index])}"
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         image_at, image_size, class_at, class_size = self.places[index].tolist()
         if min(image_size, class_size) < 0:
             raise ValueError("no image" if image_size < 0 else "no .cls")
         with self.paths[self.shard[index]].open("rb") as file:
-            target = int(os.pread(file.fileno(), class_size, class_at))
-            content = os.pread(file.fileno(), image_size, image_at)
-        return Image.open(io.BytesIO(content)).convert(self.mode), target
+            written = read_part(file, class_at, min(class_size, MAX_DIGITS + 1)).strip()
+            if not written.isdigit() or class_size > MAX_DIGITS:
+                raise ValueError(f"expected the number of a class in {CLASS}, got {written!r}")
+            content = read_part(file, image_at, image_size)
+        return decode(content, self.mode, exif=self.exif), int(written)
 
 
 def _index(path: Path) -> tuple[list[str], np.ndarray]:
@@ -77,17 +83,21 @@ def _index(path: Path) -> tuple[list[str], np.ndarray]:
     A place is (image start, image length, class start, class length); the length is -1 if missing.
     """
     found: dict[str, list[int]] = {}
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                folder, _, base = member.name.rpartition("/")
-                stem, _, suffix = base.partition(".")
-                suffix = f".{suffix.lower()}"
-                if not member.isfile() or (suffix not in IMAGES and suffix != ".cls"):
-                    continue
-                entry = found.setdefault(f"{folder}/{stem}".lstrip("/"), [0, -1, 0, -1])
-                first = 2 if suffix == ".cls" else 0
-                entry[first : first + 2] = [member.offset_data, member.size]
-    except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+    for name, start, size in read_members(path, (*SUFFIXES, CLASS)):
+        folder, _, base = name.rpartition("/")
+        stem, _, suffix = base.partition(".")
+        suffix = f".{suffix.lower()}"
+        if suffix != CLASS and suffix not in SUFFIXES:
+            continue
+        key = f"{folder}/{stem}".lstrip("/")
+        entry = found.setdefault(key, [0, -1, 0, -1])
+        first, what = (2, "classes") if suffix == CLASS else (0, "images")
+        if entry[first + 1] >= 0:
+            raise UserError(
+                f"data.root: {path}: {shown(key)} has two {what}, the second is {shown(name)}; "
+                "expected one"
+            )
+        entry[first : first + 2] = [start, size]
+    if not found:
+        raise UserError(f"data.root: {path}: has no samples, expected KEY.jpg and KEY{CLASS}")
     return list(found), np.array(list(found.values()), dtype=np.int64).reshape(-1, 4)

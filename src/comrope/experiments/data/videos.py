@@ -13,6 +13,7 @@ import numpy as np
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.cache import PixelCache
 from comrope.experiments.data.clips import Choose, Clips, Moving, Reading, check_count
+from comrope.experiments.data.files import file_size
 from comrope.experiments.data.images import check_classes, require_root
 from comrope.experiments.data.ucf101 import in_folders, in_list, list_folder, training_classes
 
@@ -145,9 +146,7 @@ def _opencv() -> Any:
 def _opened(path: Path) -> Iterator[Any]:
     """Open a video; yield it and the number of frames in its header."""
     cv2 = _opencv()
-    if not path.is_file():  # reading a pipe would block
-        raise FileNotFoundError("not a file" if path.exists() else "no such file")
-    if not path.stat().st_size:
+    if not file_size(path):
         raise ValueError("an empty file")
     str(path).encode()  # OpenCV crashes on a name that is not UTF-8
     # FFmpeg only: other readers interpret digits in the name as a sequence of pictures.
