@@ -91,6 +91,10 @@ class Data:
     std: tuple[float, ...] = option(
         (0.229, 0.224, 0.225), help="Standard deviation of every channel."
     )
+    exif_orientation: bool = option(
+        False,
+        help="Whether the EXIF orientation of images is applied; otherwise they are as stored.",
+    )
     unreadable: str = option(
         "stop",
         choices=("stop", "skip"),

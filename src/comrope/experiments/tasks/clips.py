@@ -53,6 +53,8 @@ class ClipTask(ImageTask):
             raise UserError(
                 f"data.holdout: clips cannot be held out; expected 0, got {config.data.holdout:g}"
             )
+        if config.data.exif_orientation:
+            raise UserError("data.exif_orientation: is for images only; expected false, got true")
         if frames % config.model.tubelet:
             raise UserError(
                 f"model.tubelet: expected a divisor of data.frames {frames}, got "

@@ -122,6 +122,7 @@ class DetectionTask(Task):
             num_classes=data.num_classes,
             mode=pil_mode(data.in_chans),
             masks=self.has_masks,
+            exif=data.exif_orientation,
             train=train,
         )
         return Splits(opened[0] if train else None, opened[-1])

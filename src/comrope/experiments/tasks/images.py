@@ -123,6 +123,7 @@ class ImageTask(Task):
             "train_split": data.train_split,
             "num_classes": data.num_classes,
             "mode": pil_mode(data.in_chans),
+            "exif": data.exif_orientation,
         }
         opened: list[Any]
         if data.holdout:
