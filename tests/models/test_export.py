@@ -20,6 +20,7 @@ from comrope.models.export import Exportable, exponential
         {"position": "liere", "class_position": "unrotated", "block_size": 4},
         {"position": "comrope-torus", "rotate_values": True},
         {"position": "liere", "rotate_values": True, "channel_order": "half"},
+        {"position": "liere", "axis_scale": (30.0, 2.0)},
     ],
 )
 def test_constant_angles_change_nothing(options):

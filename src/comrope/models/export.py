@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Exportable(nn.Module):
         self.vit = copy.deepcopy(model)
         for module in list(self.vit.modules()):
             if isinstance(module, Attention) and module.rope is not None:
-                _fold_attention(module)
+                _fold_attention(module, model.axis_scale)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,13 +56,16 @@ class Exportable(nn.Module):
 
 
 @torch.no_grad()
-def _fold_attention(attention: Attention) -> None:
-    """Replace the rotation of a layer by a constant one, in place."""
+def _fold_attention(attention: Attention, reach: Sequence[float] | None) -> None:
+    """Replace the rotation of a layer by a constant one, in place.
+
+    ``reach`` is the largest coordinate of each axis, by default 1.
+    """
     rope = attention.rope
     assert rope is not None
     angles = rope.angles()
     if isinstance(angles, GeneralAngles):
-        constant = MatrixExponential(angles, rope.channel_order, rope.num_prefix_tokens)
+        constant = MatrixExponential(angles, rope.channel_order, rope.num_prefix_tokens, reach)
         attention.add_module("rope", constant)
         return
     basis, frequencies = angles.spectrum()
@@ -74,16 +78,26 @@ class MatrixExponential(nn.Module):
     """Rotate by exponentials of constant matrices (N, H, m, b, b) that do not commute.
 
     Replaces a ``RotaryEmbedding`` and has its methods; ``angles`` and ``inplace`` have no effect.
-    Positions should be in [0, 1], as those of patches are: outside, precision decreases.
+    Coordinates should be in [0, ``reach``], by default [0, 1], as those of patches are: outside,
+    precision decreases.
     """
 
     skew: Tensor
 
-    def __init__(self, angles: GeneralAngles, channel_order: str, num_prefix_tokens: int) -> None:
+    def __init__(
+        self,
+        angles: GeneralAngles,
+        channel_order: str,
+        num_prefix_tokens: int,
+        reach: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
         self.channel_order, self.num_prefix_tokens = channel_order, num_prefix_tokens
         self.register_buffer("skew", angles.skew.clone())
-        largest = float(torch.linalg.matrix_norm(angles.skew, ord=2).sum(0).max())
+        norms = torch.linalg.matrix_norm(angles.skew, ord=2)
+        if reach is not None:
+            norms = norms * norms.new_tensor(reach)[:, None, None]
+        largest = float(norms.sum(0).max())
         self.squarings = math.ceil(math.log2(max(largest, 1.0)))
 
     def rotate_qkv(self, qkv: Tensor, positions: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
