@@ -77,6 +77,17 @@ def test_exponential_of_eight_by_eight():
     assert (value <= allowed).all(), value / allowed
 
 
+@pytest.mark.parametrize("size", [2, 3, 16])
+def test_exponentials_of_large_matrices_are_orthogonal(size):
+    """They have no exact phase any more, but they neither grow nor shrink."""
+    large = skew_matrices([1e3, 1e5, 1e7, 1e9, 1e15], size)
+    got = skew_exponential(large.to(DEVICE)).cpu().double()
+    assert (got @ got.mT - torch.eye(size)).abs().max() < 1e-4
+    ordinary = skew_matrices([50.0], size)  # with fewer than eight squarings
+    beside = skew_exponential(torch.cat((large, ordinary)).to(DEVICE))[-1:]
+    assert torch.equal(beside, skew_exponential(ordinary.to(DEVICE)))
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by numpy
 @pytest.mark.parametrize("size", [4, 16])
 def test_a_matrix_knows_nothing_of_its_neighbours(size):

@@ -13,7 +13,7 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.studies.report import MARK, fill, report
 
 ROOT = Path(__file__).parent.parent.parent.parent
-DOCUMENTS = ("README.md", "docs/fast.md", "docs/reproduce.md", "docs/results.md")
+DOCUMENTS = ("README.md", "docs/fast.md", "docs/reproduce.md", "docs/results.md", "docs/theory.md")
 DOCUMENT = """# Results
 
 Before, <!-- a comment -->.

@@ -144,6 +144,28 @@ def algorithm_1(results: Results) -> str:
     )
 
 
+def precision(results: Results) -> str:
+    """Return the table of errors of scores against the distance of positions from the origin."""
+    in_float64 = {
+        (row["method"], row["init"]): max(row["scores"])
+        for row in results["rows"]
+        if row["positions"] == "float64"
+    }
+    lines = []
+    for row in results["rows"]:
+        if row["positions"] == "float32":
+            others = max(row["lengths"]), in_float64[row["method"], row["init"]]
+            errors = [f"{error:.0e}" for error in (*row["scores"], *others)]
+            lines.append([f"`{row['method']}`", row["init"], *errors])
+    distances = [f"{distance:.0e}" for distance in results["distances"]]
+    header = ["method", "init", *distances, "length", "float64 positions"]
+    machine = results["machine"]
+    return (
+        f"{markdown_table(header, lines)}\n`python benchmarks/precision.py`, {machine['device']}, "
+        f"torch {machine['torch']}, {machine['date']}.\n"
+    )
+
+
 def _versions(results: Results) -> str:
     machine = results["machine"]
     return (
@@ -158,4 +180,5 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "copying": copying,
     "scaling": scaling,
     "algorithm-1": algorithm_1,
+    "precision": precision,
 }

@@ -1,7 +1,9 @@
 """Compute exp(sum_i x_i A_i) of many small skew-symmetric matrices, and its derivative, in float32.
 
 Scaling and squaring: with X = E / 2^s, exp(E) = exp(X)^(2^s), and exp(X) = cosh X + sinh X is one
-polynomial in X^2, which is symmetric, and X times another. Every matrix has its own s.
+polynomial in X^2, which is symmetric, and X times another. Every matrix has its own s. A squaring
+doubles the deviation from an orthogonal matrix; it is removed after every eighth one, which
+ordinary exponents do not reach.
 
 The derivative is taken on the group: with ad E (M) = E M - M E and phi(z) = (e^z - 1) / z,
 d exp(E) exp(-E) = phi(ad E) dE. For a gradient G of exp(E), the gradient of E is therefore
@@ -9,7 +11,9 @@ phi(-ad E) M, where M is the skew part of G exp(E)^T, the torque. As phi(2z) = p
 
     phi(-ad E) = prod_j (1 + Ad(R_j)) / 2  phi(-ad X),  R_j = exp(E / 2^j), j = 1 .. s,
 
-with Ad(R) M = R^T M R. These factors commute, and none of them makes an error larger.
+with Ad(R) M = R^T M R. These factors commute, and none of them makes an error larger. (Here the
+deviation of R_j from an orthogonal matrix remains, about 1e-7 |E|. Its correction would take 16 %
+more time.)
 """
 
 from __future__ import annotations
@@ -126,6 +130,13 @@ def _taylor(x, P: tl.constexpr):
 
 
 @triton.jit
+def _corrected(power, P: tl.constexpr):
+    """Return the nearly orthogonal R with less deviation, by a step of Newton's method."""
+    excess = multiply(transpose(power, P), power, SYMMETRIC, 0, P)
+    return add(power, -0.5, multiply(power, add_identity(excess, -1.0, P), GENERAL, 0, P), P)
+
+
+@triton.jit
 def _phi(x, torque, P: tl.constexpr):
     """Return phi(-ad X) M for a small X, of a skew matrix M, the torque."""
     total = torque
@@ -144,8 +155,12 @@ def exponential_kernel(positions, skew, out, count, blocks, META: tl.constexpr):
     first, each, inside = _matrices_of(count, META)
     x, squarings = _load_exponents(positions, skew, first + each, inside, blocks, META)
     power = _taylor(x, P)
-    for done in range(_maximum(squarings, P)):
-        power = select(done < squarings, multiply(power, power, GENERAL, 0, P), power, P)
+    most = _maximum(squarings, P)
+    for first_done in range(0, most, 8):
+        for done in range(first_done, tl.minimum(first_done + 8, most)):
+            power = select(done < squarings, multiply(power, power, GENERAL, 0, P), power, P)
+        if first_done + 8 < most:
+            power = select(first_done + 8 < squarings, _corrected(power, P), power, P)
     start = first.to(tl.int64) * (SIZE * SIZE)
     store(out + start, each * (SIZE * SIZE), power, inside, SIZE, P)
 
