@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "FLOATING",
+    "INTEGER",
     "compile_time_constant",
     "compute_dtype",
     "constants_like",
@@ -18,6 +20,12 @@ __all__ = [
 ]
 
 Answer = TypeVar("Answer")
+# The dtypes of vectors and of coordinates. Others, such as float8, have no arithmetic in torch.
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGER = (
+    torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
 
 
 def constants_like(values: Sequence[float], like: Tensor) -> Tensor:

@@ -8,10 +8,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from comrope._dtypes import FLOATING
+from comrope.angles import (
+    Angles,
+    CollinearAngles,
+    CommutingAngles,
+    GeneralAngles,
+    block_size_of,
+)
 from comrope.methods import Method
 from comrope.positions import check_positions
 
 __all__ = [
+    "check_angles",
+    "check_device",
+    "check_device_of_angles",
     "check_num_axes",
     "check_projection",
     "check_qkv",
@@ -28,6 +39,8 @@ def check_queries_and_keys(
     _check_tensor(method, "k", k)
     _check_pair(method, q.shape, k.shape)
     _check_call(method, q.shape, positions, prefix)
+    check_device("k", k, "q", q.device)
+    check_device("positions", positions, "q", q.device)
 
 
 def check_single(method: Method, x: Tensor, positions: Tensor, prefix: int) -> None:
@@ -35,6 +48,7 @@ def check_single(method: Method, x: Tensor, positions: Tensor, prefix: int) -> N
     _check_tensor(method, "x", x)
     _check_multiple(method, "x", x.shape)
     _check_call(method, x.shape, positions, prefix)
+    check_device("positions", positions, "x", x.device)
 
 
 def check_qkv(method: Method, qkv: Tensor, positions: Tensor, prefix: int) -> None:
@@ -53,6 +67,7 @@ def check_qkv(method: Method, qkv: Tensor, positions: Tensor, prefix: int) -> No
     _check_vectors(method, "qkv", of_q, qkv.dtype)
     _check_pair(method, of_q, of_k)
     _check_call(method, of_q, positions, prefix)
+    check_device("positions", positions, "qkv", qkv.device)
 
 
 def check_projection(weight: Tensor, x: Tensor) -> None:
@@ -65,6 +80,37 @@ def check_projection(weight: Tensor, x: Tensor) -> None:
             f"weight: expected floating numbers (C, {wide}), for {x.shape[1]} heads of "
             f"{x.shape[3]}, got {tuple(weight.shape)} of {weight.dtype}"
         )
+
+
+def check_angles(method: Method, angles: Angles) -> None:
+    """Check that precomputed angles have the sizes of a method."""
+    if not isinstance(angles, (CommutingAngles, CollinearAngles, GeneralAngles)):
+        raise TypeError(f"angles: expected the result of angles(), got {type(angles).__name__}")
+    shape = _first_of(angles).shape
+    axes, heads, dim = shape[0], shape[1], shape[2] * block_size_of(angles)
+    if axes != method.num_axes or heads != method.num_heads or dim != method.head_dim:
+        raise ValueError(
+            f"angles: expected those of num_axes {method.num_axes}, num_heads {method.num_heads} "
+            f"and head_dim {method.head_dim}, got {axes}, {heads} and {dim}"
+        )
+
+
+def check_device_of_angles(label: str, angles: Angles, other: str, device: torch.device) -> None:
+    """Raise unless angles are on a device, that of the argument ``other``."""
+    check_device(label, _first_of(angles), other, device)
+
+
+def check_device(label: str, x: Tensor, other: str, device: torch.device) -> None:
+    """Raise unless ``x`` is on a device, that of the argument ``other``."""
+    if x.device != device:
+        raise ValueError(f"{label}: expected the device of {other}, {device}, got {x.device}")
+
+
+def _first_of(angles: Angles) -> Tensor:
+    """Return the tensor (N, H, m, ...) of some angles."""
+    if isinstance(angles, CommutingAngles):
+        return angles.frequencies
+    return angles.direction if isinstance(angles, CollinearAngles) else angles.skew
 
 
 def check_num_axes(method: Method, positions: Tensor) -> None:
@@ -85,8 +131,8 @@ def _check_tensor(method: Method, label: str, x: Tensor) -> None:
 
 
 def _check_vectors(method: Method, label: str, shape: torch.Size, dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point:
-        raise ValueError(f"{label}: expected a floating dtype, got {dtype}")
+    if dtype not in FLOATING:
+        raise ValueError(f"{label}: expected a floating dtype of 16 to 64 bits, got {dtype}")
     if shape[-1] != method.head_dim:
         raise ValueError(f"{label}: expected head_dim {method.head_dim}, got {shape[-1]}")
 

@@ -12,6 +12,9 @@ from comrope import _checks, ops
 from comrope._deprecated import warn_deprecated
 from comrope._dtypes import compute_dtype, no_autocast
 from comrope._inputs import (
+    check_angles,
+    check_device,
+    check_device_of_angles,
     check_num_axes,
     check_projection,
     check_qkv,
@@ -162,7 +165,7 @@ class RotaryEmbedding(nn.Module):
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         check_queries_and_keys(self.method, q, k, positions, prefix)
-        return ops.rotate(q, k, positions, **self._options(prefix, angles))
+        return ops.rotate(q, k, positions, **self._options("q", q, prefix, angles))
 
     def rotate(
         self,
@@ -214,7 +217,7 @@ class RotaryEmbedding(nn.Module):
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         check_qkv(self.method, qkv, positions, prefix)
-        options = self._options(prefix, angles)
+        options = self._options("qkv", qkv, prefix, angles)
         return ops.rotate_qkv(
             qkv, positions, key_heads=self.method.num_heads, inplace=inplace, **options
         )
@@ -243,6 +246,7 @@ class RotaryEmbedding(nn.Module):
         check_positions("positions", positions)
         check_num_axes(self.method, positions)
         matrices = self.angle_matrices()
+        check_device("positions", positions, "the module", matrices.device)
         dtype = compute_dtype(positions, matrices)
         with no_autocast(positions.device):
             return ops.rotation_matrices(matrices.to(dtype), positions.to(dtype))
@@ -325,12 +329,18 @@ class RotaryEmbedding(nn.Module):
         """Check one tensor and return the options of its rotation."""
         prefix = self.num_prefix_tokens if prefix is None else prefix
         check_single(self.method, x, positions, prefix)
-        return {"key_heads": self.method.num_heads, **self._options(prefix, angles)}
+        return {"key_heads": self.method.num_heads, **self._options("x", x, prefix, angles)}
 
-    def _options(self, prefix: int, angles: Angles | None) -> dict[str, Any]:
-        """Return the options that all functions of ``ops`` take."""
+    def _options(self, label: str, x: Tensor, prefix: int, angles: Angles | None) -> dict[str, Any]:
+        """Return the options that all functions of ``ops`` take, for a checked tensor."""
+        if angles is None:
+            name, angles = "the module", self.angles()
+        else:
+            name = "angles"
+            check_angles(self.method, angles)
+        check_device_of_angles(name, angles, label, x.device)
         return {
-            "angles": self.angles() if angles is None else angles,
+            "angles": angles,
             "backend": self.backend,
             "num_prefix_tokens": prefix,
             "channel_order": self.channel_order,
