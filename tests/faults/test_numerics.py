@@ -203,14 +203,14 @@ def tensors(method: str, device: str = "cpu"):
     return rope, {"q": q, "k": k, "positions": torch.rand(5, 2, device=device)}
 
 
-@pytest.mark.parametrize("away", [c for n in (1, 2) for c in itertools.combinations("qkx", n)])
-def test_tensors_on_several_devices_are_refused(method, away):
+@pytest.mark.parametrize("elsewhere", [c for n in (1, 2) for c in itertools.combinations("qkx", n)])
+def test_tensors_on_several_devices_are_refused(method, elsewhere):
     rope, given = tensors(method)
-    for name in away:
+    for name in elsewhere:
         label = "positions" if name == "x" else name
         given[label] = given[label].to("meta")
     # Compared with q: the first of the others that differs from it.
-    named = "k" if (("k" in away) != ("q" in away)) else "positions"
+    named = "k" if (("k" in elsewhere) != ("q" in elsewhere)) else "positions"
     with raises_for(named):
         rope(**given)
 
