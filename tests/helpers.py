@@ -14,6 +14,7 @@ from comrope.analysis import scores
 from comrope.angles import plane_generators
 from comrope.methods import method_class
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of kernels; interpreted on a CPU
 COMMUTING = tuple(name for name in comrope.METHODS if method_class(name).commutes)
 LEARNED = tuple(name for name in comrope.METHODS if method_class(name).learns)
 
@@ -94,6 +95,32 @@ def assert_parity(
     for name, value in expected.items():
         limit = scores_within if name == "scores" else 1e-9
         assert relative_error(got[name], value) <= limit, name
+
+
+def assert_kernel_parity(
+    rope: comrope.RotaryEmbedding,
+    positions: Tensor,
+    *,
+    groups: int = 1,
+    tokens: int = 6,
+    batch: int = 2,
+    within: float = 2e-6,
+    order: str | None = None,
+) -> None:
+    """Compare the kernels in float32 with the reference in float64; ``rope`` becomes float32."""
+    q, k = queries_and_keys(rope, tokens=tokens, batch=batch, groups=groups)
+    positions = positions.double().requires_grad_()
+    expected = scores_and_gradients(rope, q, k, positions, "reference")
+    rope.float().to(DEVICE)
+    inputs = [x.detach().float().to(DEVICE) for x in (q, k, positions)]
+    if order == "tokens":  # as views of a packed projection have it
+        inputs[:2] = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:2]]
+    q, k, positions = (x.requires_grad_() for x in inputs)
+    got = scores_and_gradients(rope, q, k, positions, "triton")
+    for name, value in expected.items():
+        scale = 1.0 if value.norm() > 1e-10 else 1e-3
+        error = relative_error(got[name].double().cpu(), value)
+        assert error <= within * (1 if name == "scores" else 10) / scale, (name, error)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import COMMUTING, raises_for
+from helpers import (
+    COMMUTING,
+    LEARNED,
+    assert_kernel_parity,
+    assert_parity,
+    fits,
+    make,
+    raises_for,
+)
 
 import comrope
 from comrope import inits
@@ -32,6 +40,7 @@ def angle_matrices(method, init, **options) -> torch.Tensor:
         ("zeros", {}, inits.Zeros()),
         ("rope", {"base": 10.0, "position_scale": (3, 4)}, inits.RoPE(10.0, (3, 4))),
         ("rope", {"frequencies": [1, 2, 3, 4, 5, 6]}, inits.RoPE(frequencies=[1, 2, 3, 4, 5, 6])),
+        ("rope", {"rotated_share": 0.5}, inits.RoPE(rotated_share=0.5)),
         ("rope-random-axes", {"base": 10.0}, inits.RandomAxes(10.0)),
         ("isotropic", {"position_scale": 14.0}, inits.Isotropic(position_scale=14.0)),
     ],
@@ -103,6 +112,80 @@ def test_every_method_starts_with_every_initialization_or_refuses_it(method, ini
     assert bool(matrices.any()) == (init != "zeros")
     if isinstance(rope.method.init, inits.PlaneInit) or method in COMMUTING:
         assert comrope.analysis.commutator_norms(rope).max() < 1e-5
+
+
+# Vanilla RoPE on one axis, and p-RoPE.
+
+
+def frequencies(rope) -> torch.Tensor:
+    """Return the frequencies of every axis and head, descending: (N, H, D // 2)."""
+    found = comrope.analysis.axis_frequencies(rope).flatten(2)
+    return found.sort(descending=True).values
+
+
+@pytest.mark.parametrize("base", [1.0, 16.0, 500.0, 1e6])
+@pytest.mark.parametrize("block_size", [2, 8])
+def test_on_one_axis_every_method_starts_with_roformers_frequencies(method, block_size, base):
+    sizes = {"num_axes": 1, "block_size": block_size, "head_dim": 48}
+    found = frequencies(make(method, init="rope", base=base, **sizes))
+    expected = base ** (-torch.arange(24, dtype=torch.float64) / 24)
+    torch.testing.assert_close(found, expected.expand(1, 2, 24), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.29, 0.75, 1.0])
+def test_p_rope_is_the_proportional_rope_of_transformers(method, share):
+    utils = pytest.importorskip("transformers.modeling_rope_utils")
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(hidden_size=96, num_attention_heads=2, head_dim=48)
+    config.rope_parameters = {
+        "rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": share,
+    }  # fmt: skip
+    theirs = utils.ROPE_INIT_FUNCTIONS["proportional"](config, torch.device("cpu"))[0]
+    init = inits.RoPE(500.0, rotated_share=share)
+    ours = frequencies(make(method, num_axes=1, block_size=4, head_dim=48, init=init))
+    torch.testing.assert_close(ours, theirs.double().expand(1, 2, 24), rtol=1e-6, atol=1e-15)
+
+
+def test_p_rope_keeps_the_highest_frequencies_of_every_axis():
+    for given in (None, [0.1, 3, 2, 5, 4, 6]):
+        options = {"num_heads": 1, "block_size": 2, "head_dim": 24, "frequencies": given}
+        whole, half = (
+            frequencies(make("rope", rotated_share=share, **options)) for share in (None, 0.5)
+        )
+        assert torch.equal(half[..., :3], whole[..., :3])
+        assert not half[..., 3:].any()
+    mixed = made("comrope-torus", inits.RandomAxes(rotated_share=0.5)).spectrum()[1].norm(dim=0)
+    assert (mixed == 0).sum((-2, -1)).tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "half"])
+def test_a_share_is_from_zero_to_one(share):
+    with raises_for("rotated_share"):
+        made("rope-mixed", "rope", rotated_share=share)
+    with raises_for("rotated_share"):
+        made("rope-mixed", "normal", rotated_share=0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("name", LEARNED)
+def test_planes_that_do_not_rotate_learn_to(name, share):
+    """Their gradients are those of the reference, and not zero: on the CPU and in the kernels."""
+    for axes in (1, 2):
+        if not fits(name, num_axes=axes):
+            continue
+        options = {"num_axes": axes, "block_size": 4, "head_dim": 16}
+        rope = make(name, init=inits.RoPE(base=100.0, rotated_share=share), **options)
+        positions = 3 * torch.randn(6, axes, dtype=torch.float64)
+        if rope.method.commutes or axes == 1:
+            assert_parity(rope, positions.clone())
+        assert (frequencies(rope) > 0).sum() == 2 * int(8 * share)
+        q = torch.randn(1, 2, 6, 16, dtype=torch.float64)
+        torch.tanh(comrope.analysis.scores(rope, q, q.flip(2), positions)).sum().backward()
+        with torch.no_grad():
+            for parameter in rope.parameters():
+                parameter -= 0.01 * parameter.grad
+        assert (frequencies(rope) > 1e-6).sum() >= 2 * 8  # every plane, with one axis or more
+        assert_kernel_parity(rope, positions)
 
 
 # Random axes.

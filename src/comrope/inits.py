@@ -145,14 +145,26 @@ class RoPE(PlaneInit):
         position_scale: As in ``PlaneInit``.
         frequencies: Frequencies instead of those of ``base``, one per plane of an axis: for
             example those of a pre-trained model.
+        rotated_share: Share p of the planes of an axis that rotate, those with the highest
+            frequencies: p-RoPE (Barbero et al., arXiv 2410.06205; "proportional" in transformers).
+            The others start with the frequency zero. 1 is RoPE, 0 is no rotation.
+
+    The frequencies that p-RoPE keeps are those of RoPE. GPT-NeoX's partial rotary embedding instead
+    spaces the frequencies of the rotated channels anew, from 1 to about 1 / ``base``: give these
+    and zeros as ``frequencies``.
     """
 
     name: ClassVar[str] = "rope"
     shares_blocks: ClassVar[bool] = True
     frequencies: Sequence[float] | None = field(default=None, repr=False)
+    rotated_share: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if _checks.real("rotated_share", self.rotated_share) > 1:
+            raise ValueError(
+                f"rotated_share: expected a number from 0 to 1, got {self.rotated_share}"
+            )
         if self.frequencies is not None:
             if self.base != BASE:
                 raise ValueError(
@@ -179,6 +191,7 @@ class RoPE(PlaneInit):
             shape,
             base=self.base,
             frequencies=self.frequencies,
+            rotated_share=self.rotated_share,
             position_scale=scale,
             device=device,
         )
@@ -253,8 +266,9 @@ def parse(init: str | Init, **keywords: Any) -> Init:
 
     Args:
         init: One of ``NAMES``, or an initialization.
-        keywords: ``spread`` (the ``std`` of ``Normal``), ``base``, ``position_scale`` and
-            ``frequencies``. They replace defaults of ``init``; None is ignored.
+        keywords: ``spread`` (the ``std`` of ``Normal``), ``base``, ``position_scale``,
+            ``frequencies`` and ``rotated_share``. They replace defaults of ``init``; None is
+            ignored.
 
     Raises:
         ValueError: If the name is unknown, or a keyword is given that the initialization does not
@@ -303,6 +317,7 @@ def rope_frequencies(
     *,
     base: float = BASE,
     frequencies: Sequence[float] | None = None,
+    rotated_share: float = 1.0,
     position_scale: Sequence[float] | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
@@ -310,8 +325,9 @@ def rope_frequencies(
 
     The planes of one axis, in order, have the frequencies base^0, base^(-1/P), ...,
     base^(-(P-1)/P), with P planes per axis: for one axis those of RoFormer. ``frequencies``
-    replaces them. Blocks larger than two keep the planes of an axis together, which is the same
-    encoding with its channels permuted.
+    replaces them. With ``rotated_share`` p, all but the floor(p P) highest are zero. Blocks larger
+    than two keep the planes of an axis together, which is the same encoding with its channels
+    permuted.
     """
     planes = shape.num_blocks // shape.num_axes * shape.num_planes
     if frequencies is None:
@@ -320,6 +336,9 @@ def rope_frequencies(
     else:
         # No synchronization with a GPU here: every forward pass of vanilla RoPE computes this.
         one_axis = constants_like(frequencies, torch.empty(0, device=device, dtype=torch.float64))
+    if rotated_share < 1:
+        slowest = one_axis.argsort(descending=True, stable=True)[int(rotated_share * planes) :]
+        one_axis = one_axis.index_fill(0, slowest, 0.0)
     one_axis = one_axis.view(shape.num_blocks // shape.num_axes, shape.num_planes)
     axes_dim = 1 if shape.axis_order == "alternating" else 0
     every = torch.stack([one_axis] * shape.num_axes, axes_dim).flatten(0, 1)

@@ -46,8 +46,8 @@ class RotaryEmbedding(nn.Module):
             about [0, 1]. ``"zeros"``: no rotation, so standard attention. ``"rope"``: vanilla RoPE,
             the default of method ``"rope"``.
         spread: Short for ``init=inits.Normal(std=...)``.
-        base, position_scale, frequencies: Short for these fields of initializations that have them,
-            such as ``inits.RoPE``.
+        base, position_scale, frequencies, rotated_share: Short for these fields of initializations
+            that have them, such as ``inits.RoPE``.
         axis_order: Which blocks rotate with which axis, in vanilla RoPE and ``"comrope-ap"``:
             ``"alternating"``, as in the paper, or ``"contiguous"``, all blocks of axis 0 first, as
             in DINOv3 and timm's models. They differ in the order of channels only.
@@ -76,6 +76,7 @@ class RotaryEmbedding(nn.Module):
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
         frequencies: Sequence[float] | None = None,
+        rotated_share: float | None = None,
         axis_order: str = "alternating",
         channel_order: str = "interleaved",
         num_prefix_tokens: int = 0,
@@ -96,6 +97,7 @@ class RotaryEmbedding(nn.Module):
             base=base,
             position_scale=position_scale,
             frequencies=frequencies,
+            rotated_share=rotated_share,
             axis_order=axis_order,
             device=device,
             dtype=dtype,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import (
     COMMUTING,
+    DEVICE,
     fits,
     make,
     queries_and_keys,
@@ -18,28 +19,11 @@ from helpers import (
     scores_and_gradients,
     set_frequencies,
 )
+from helpers import assert_kernel_parity as assert_parity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def assert_parity(rope, positions, *, groups=1, tokens=6, batch=2, within=2e-6, order=None):
-    q, k = queries_and_keys(rope, tokens=tokens, batch=batch, groups=groups)
-    positions = positions.double().requires_grad_()
-    expected = scores_and_gradients(rope, q, k, positions, "reference")
-    rope.float().to(DEVICE)
-    inputs = [x.detach().float().to(DEVICE) for x in (q, k, positions)]
-    if order == "tokens":  # as views of a packed projection have it
-        inputs[:2] = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:2]]
-    q, k, positions = (x.requires_grad_() for x in inputs)
-    got = scores_and_gradients(rope, q, k, positions, "triton")
-    for name, value in expected.items():
-        scale = 1.0 if value.norm() > 1e-10 else 1e-3
-        error = relative_error(got[name].double().cpu(), value)
-        assert error <= within * (1 if name == "scores" else 10) / scale, (name, error)
 
 
 @pytest.mark.parametrize("block_size", [3, 8])

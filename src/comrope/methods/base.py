@@ -49,6 +49,7 @@ class Method(nn.Module):
         base: float | None = None,
         position_scale: float | Sequence[float] | None = None,
         frequencies: Sequence[float] | None = None,
+        rotated_share: float | None = None,
         axis_order: str = "alternating",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -68,6 +69,7 @@ class Method(nn.Module):
             base=base,
             position_scale=position_scale,
             frequencies=frequencies,
+            rotated_share=rotated_share,
         )
         self._check_sizes()
         for name, shape in self.shapes().items():

@@ -41,6 +41,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "drop_path_rate": (0, 1),
     "layer_scale": (-1e6, 1e6),
     "axis_scale": (-1e30, 1e30),
+    "rotated_share": (0, 1),
 }
 LENGTHS = {"frequencies": 2**16}  # of lists; of all others, which have one number per axis:
 MOST_AXES = 8

@@ -41,6 +41,7 @@ ROTARY_OPTIONS = {
     "axis_order": str,
     "spread": float,
     "frequencies": Sequence[float] | None,
+    "rotated_share": float | None,
     **{
         option: type(default)
         for method in METHODS
@@ -215,7 +216,7 @@ class ViT(Pretrained):
         """Update ``arguments`` after ``comrope.fold``: all rotations are RoPE-Mixed now."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
         options = method_class(self.position).options
-        gone = (*options, "frequencies", "spread", "locality_bias")
+        gone = (*options, "frequencies", "rotated_share", "spread", "locality_bias")
         kept = {k: v for k, v in self._given.items() if k not in gone}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 

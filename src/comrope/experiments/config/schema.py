@@ -58,6 +58,11 @@ class Model:
     base: float | None = option(
         None, help="Base of vanilla RoPE frequencies; by default the method's."
     )
+    rotated_share: float | None = option(
+        None,
+        maximum=1,
+        help="Share of the planes that rotate in p-RoPE, the fastest; by default 1.",
+    )
     tubelet: int = option(1, minimum=1, help="Frames of one patch, for clips.")
     axis_scale: tuple[float, ...] = option(
         (), help="Factor on the coordinates, one number per axis; 0 removes the axis."
