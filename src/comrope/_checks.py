@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["integer", "nonfinite", "one_of", "per_axis", "real"]
+__all__ = ["boolean", "integer", "nonfinite", "one_of", "per_axis", "real"]
 
 
 def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
@@ -22,6 +22,13 @@ def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
         if near := difflib.get_close_matches(value.lower(), choices, 1):
             hint = f"; did you mean {near[0]!r}?"
     raise ValueError(f"{label}: expected one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+def boolean(label: str, value: Any) -> bool:
+    """Return ``value`` if it is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{label}: expected True or False, got {value!r}")
+    return value
 
 
 def integer(label: str, value: Any, least: int) -> int:

@@ -71,6 +71,11 @@ class CommutingAngles(NamedTuple):
         eye = torch.eye(self.block_size).to(self.frequencies)
         return eye.expand(*self.frequencies.shape[1:3], -1, -1), self.frequencies
 
+    def expand_heads(self, heads: int) -> CommutingAngles:
+        """Return the angles of one head for every head; their storage is shared."""
+        basis = None if self.basis is None else _expand(self.basis, 0, heads)
+        return CommutingAngles(basis, _expand(self.frequencies, 1, heads), self.block_size)
+
     def split_layers(self, layers: int) -> list[CommutingAngles]:
         """Split angles whose heads are those of several layers."""
         bases = [None] * layers if self.basis is None else _split(self.basis, 0, layers)
@@ -114,6 +119,14 @@ class CollinearAngles(NamedTuple):
         basis, frequencies = self.cached_spectrum or skew_spectrum(self.skew.detach())
         return basis, self.direction.detach()[..., None] * frequencies
 
+    def expand_heads(self, heads: int) -> CollinearAngles:
+        """Return the angles of one head for every head, decomposed once; storage is shared."""
+        cached = self.cache_spectrum().cached_spectrum
+        if cached is not None:
+            cached = _expand(cached[0], 0, heads), _expand(cached[1], 0, heads)
+        skew, direction = _expand(self.skew, 0, heads), _expand(self.direction, 1, heads)
+        return CollinearAngles(skew, direction, cached)
+
     def split_layers(self, layers: int) -> list[CollinearAngles]:
         """Split angles whose heads are those of several layers."""
         cached: list[Any] = [None] * layers
@@ -147,6 +160,10 @@ class GeneralAngles(NamedTuple):
             "(comrope.analysis.axis_frequencies gives the frequencies of each axis alone)"
         )
 
+    def expand_heads(self, heads: int) -> GeneralAngles:
+        """Return the angles of one head for every head; their storage is shared."""
+        return GeneralAngles(_expand(self.skew, 1, heads))
+
     def split_layers(self, layers: int) -> list[GeneralAngles]:
         """Split angles whose heads are those of several layers."""
         return [GeneralAngles(skew) for skew in _split(self.skew, 1, layers)]
@@ -157,6 +174,11 @@ Angles: TypeAlias = CommutingAngles | CollinearAngles | GeneralAngles
 __getattr__ = renamed(
     __name__, {"Torus": "CommutingAngles", "Line": "CollinearAngles", "Free": "GeneralAngles"}
 )
+
+
+def _expand(x: Tensor, axis: int, heads: int) -> Tensor:
+    """(..., 1, ...) to (..., H, ...) without copies."""
+    return x.expand(*x.shape[:axis], heads, *x.shape[axis + 1 :])
 
 
 def _split(x: Tensor, axis: int, layers: int) -> tuple[Tensor, ...]:

@@ -51,6 +51,8 @@ class RotaryEmbedding(nn.Module):
         axis_order: Which blocks rotate with which axis, in vanilla RoPE and ``"comrope-ap"``:
             ``"alternating"``, as in the paper, or ``"contiguous"``, all blocks of axis 0 first, as
             in DINOv3 and timm's models. They differ in the order of channels only.
+        shared_heads: Whether all heads have one set of learned parameters, as in GRAPE
+            (arXiv 2512.07805), instead of one each.
         channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
             channels c and c + head_dim / 2, as in Hugging Face's language models. Angle and
             rotation matrices always use the interleaved order.
@@ -78,6 +80,7 @@ class RotaryEmbedding(nn.Module):
         frequencies: Sequence[float] | None = None,
         rotated_share: float | None = None,
         axis_order: str = "alternating",
+        shared_heads: bool = False,
         channel_order: str = "interleaved",
         num_prefix_tokens: int = 0,
         backend: str = "auto",
@@ -99,6 +102,7 @@ class RotaryEmbedding(nn.Module):
             frequencies=frequencies,
             rotated_share=rotated_share,
             axis_order=axis_order,
+            shared_heads=shared_heads,
             device=device,
             dtype=dtype,
             **options,

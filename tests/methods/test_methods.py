@@ -242,6 +242,7 @@ def test_a_shared_theta_belongs_to_its_layer():
         {"block_size": 8, "head_dim": 48},
         {"dtype": torch.float32},
         {"shared_theta": True},
+        {"shared_heads": True},
         {"init": "zeros"},
     ],
 )
@@ -295,6 +296,7 @@ def test_a_pickle_of_version_0_1_is_read(method, init, options):
     state |= {"is_vanilla": init != "normal" or method == "rope"}
     state["given_frequencies"] = options.get("frequencies")
     state["init"] = {"rope-random-axes": "turned"}.get(init, init)
+    del state["shared_heads"]
     read = type(rope.method).__new__(type(rope.method))
     read.__setstate__(state)
     assert torch.equal(read.angles().matrices(), rope.angle_matrices())

@@ -60,7 +60,7 @@ def same(a: ViT, b: ViT) -> bool:
             "img_size": (8, 9),
         },
         {"position": "rope-mixed", "backend": "reference", "num_classes": 0},
-        {"block_size": 4, "init": "rope", "rotated_share": 0.5},
+        {"shared_heads": True, "block_size": 4, "init": "rope", "rotated_share": 0.5},
         {"position": "ape", "depth": 0},
         {"position": "none"},
     ],
@@ -82,7 +82,8 @@ def test_what_comes_back_is_what_went_out(options, tmp_path):
 def test_every_argument_can_be_read_again():
     """The types of arguments are known: those of the signature, and those that it hands on."""
     handed_on = set(inspect.signature(RotaryEmbedding).parameters) & {
-        "frequencies", "axis_order", "channel_order", "backend", "spread", "rotated_share"
+        "frequencies", "axis_order", "channel_order", "backend", "spread", "rotated_share",
+        "shared_heads",
     }  # fmt: skip
     of_methods = {
         option

@@ -114,7 +114,8 @@ def _plan(layer: Any, rotation: RotaryEmbedding) -> tuple[RotaryEmbedding, RoPEM
     method = (FixedBasis if after_norm else RoPEMixed).like(old, frequencies)
     method.frequencies.requires_grad_(any(p.requires_grad for p in old.parameters()))
     if after_norm:
-        method.register_buffer("basis", basis.detach().clone())
+        of_heads = method.frequencies.shape[1]  # 1 if they share it
+        method.register_buffer("basis", basis[:of_heads].detach().clone())
         return rotation, method, []
     if _is_ours(layer):
         for projection in (layer.qkv, layer.proj):
@@ -208,8 +209,8 @@ def _restore_timm_rotation(model: nn.Module, rotations: list[RotaryEmbedding]) -
     plain = {(rotation.name, rotation.channel_order) for rotation in rotations}
     if plain != {("rope-mixed", "interleaved")}:
         return
-    methods: list[Any] = [rotation.method for rotation in rotations]
-    freqs = torch.stack([method.frequencies.flatten(2) for method in methods], dim=1)
+    angles: list[Any] = [rotation.angles() for rotation in rotations]
+    freqs = torch.stack([each.frequencies.flatten(2) for each in angles], dim=1)
     parameters = dict(model.named_parameters())
     disabled = positions.disabled
     kept = {name: (parameters[name].clone(), learned) for name, (_, learned) in disabled.items()}

@@ -89,6 +89,14 @@ class _LearnedFrequencies(PlaneInit):
                 "base, position_scale: expected none, since the rotation starts with the "
                 f"frequencies that the model has learned; got {self.base}, {self.position_scale}"
             )
+        assert self.frequencies is not None
+        planes = shape.num_blocks * shape.num_planes
+        heads = self.frequencies.numel() // (shape.num_axes * planes)
+        if shape.num_heads == 1 < heads:
+            raise ValueError(
+                f"shared_heads: expected False, since the {heads} heads of the model have learned "
+                "different frequencies, or another init; got True"
+            )
 
     def planes(self, shape: Shape, like: Tensor) -> PlaneFrequencies:
         assert self.frequencies is not None

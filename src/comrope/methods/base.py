@@ -37,6 +37,8 @@ class Method(nn.Module):
     direction_per_plane: ClassVar[bool] = True  # planes of a block can rotate with different axes
     block_size_matters: ClassVar[bool] = True  # else blocks only group the planes
 
+    shared_heads: bool = False  # also of pickles that are older than this attribute
+
     def __init__(
         self,
         *,
@@ -51,6 +53,7 @@ class Method(nn.Module):
         frequencies: Sequence[float] | None = None,
         rotated_share: float | None = None,
         axis_order: str = "alternating",
+        shared_heads: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -63,6 +66,7 @@ class Method(nn.Module):
         self.block_size = _checks.integer("block_size", block_size, 2)
         self.axis_order = _checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
+        self.shared_heads = _checks.boolean("shared_heads", shared_heads)
         self.init = self.parse_init(
             init,
             spread=spread,
@@ -71,13 +75,9 @@ class Method(nn.Module):
             frequencies=frequencies,
             rotated_share=rotated_share,
         )
+        self._check_options()
         self._check_sizes()
-        for name, shape in self.shapes().items():
-            if name not in self.head_axis:
-                raise TypeError(
-                    f"head_axis: expected the dimension of the heads in {name!r} {shape}, a "
-                    f"parameter of {type(self).__name__}; got {self.head_axis}"
-                )
+        for name, shape in self.parameter_shapes().items():
             empty = torch.empty(shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
         self.reset_parameters()
@@ -90,17 +90,32 @@ class Method(nn.Module):
     @property
     def shape(self) -> inits.Shape:
         """The planes of this method, as an initialization fills them."""
-        return inits.Shape(
-            self.num_axes, self.num_heads, self.num_blocks, self.num_planes, self.axis_order
-        )
+        heads = 1 if self.shared_heads else self.num_heads
+        return inits.Shape(self.num_axes, heads, self.num_blocks, self.num_planes, self.axis_order)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the names and shapes of the parameters."""
+        """Return the names and shapes of the parameters, if every head has its own."""
         raise NotImplementedError
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the names and shapes of the parameters: of one head with ``shared_heads``."""
+        shapes = self.shapes()
+        for name, shape in shapes.items():
+            if name not in self.head_axis:
+                raise TypeError(
+                    f"head_axis: expected the dimension of the heads in {name!r} {shape}, a "
+                    f"parameter of {type(self).__name__}; got {self.head_axis}"
+                )
+            if self.shared_heads:
+                axis = self.head_axis[name]
+                shapes[name] = (*shape[:axis], 1, *shape[axis + 1 :])
+        return shapes
 
     def angles(self) -> Angles:
         """Return the angle matrices in the form of this method, in float32 or wider."""
-        return self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
+        return self._for_all_heads(
+            self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
+        )
 
     def angles_of(self, **parameters: Tensor) -> Angles:
         """Return the angle matrices of other parameters, which may have any number of heads."""
@@ -149,12 +164,22 @@ class Method(nn.Module):
             name = inits.RENAMED.get(self.init, self.init)
             self.init = self.parse_init(name, **keywords)
 
+    def _for_all_heads(self, angles: Angles) -> Angles:
+        return angles.expand_heads(self.num_heads) if self.shared_heads else angles
+
     def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
         for option in options:
             if option not in self.options:
                 own = ", ".join(self.options) or "none"
                 raise TypeError(f"{option}: expected an option of method {self.name!r} ({own})")
         return options
+
+    def _check_options(self) -> None:
+        if self.shared_heads and not self.learns:
+            raise ValueError(
+                f"shared_heads: expected False, since method {self.name!r} has no parameters to "
+                "share, got True"
+            )
 
     def _check_sizes(self) -> None:
         dim, size, axes = self.head_dim, self.block_size, self.num_axes
@@ -200,7 +225,7 @@ def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
     """
     if not methods or not all(_can_batch(methods[0], method) for method in methods):
         return None
-    first, shapes = methods[0], methods[0].shapes()
+    first, shapes = methods[0], methods[0].parameter_shapes()
     if not shapes:
         return [first.angles()] * len(methods)
     parameters = {}
@@ -209,7 +234,7 @@ def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
         stacked = torch.stack([getattr(method, name) for method in methods], axis)
         parameters[name] = stacked.flatten(axis, axis + 1)
     angles = first.angles_of(**parameters).cache_spectrum()
-    return list(angles.split_layers(len(methods)))
+    return [first._for_all_heads(part) for part in angles.split_layers(len(methods))]
 
 
 def _can_batch(first: Method, method: Method) -> bool:
@@ -217,7 +242,7 @@ def _can_batch(first: Method, method: Method) -> bool:
 
     A frozen layer and a trained one cannot: the frozen angles would get a gradient.
     """
-    for of in ("name", "settings", "shape", "head_dim", "block_size", "init"):
+    for of in ("name", "settings", "num_heads", "shape", "head_dim", "block_size", "init"):
         if getattr(first, of) != getattr(method, of):
             return False
     # nn.Module's own iterators would take longer than the rest of this function.
@@ -225,7 +250,7 @@ def _can_batch(first: Method, method: Method) -> bool:
         [x.device for x in (*each._parameters.values(), *each._buffers.values()) if x is not None]
         for each in (first, method)
     ]
-    for name, shape in method.shapes().items():
+    for name, shape in method.parameter_shapes().items():
         mine, other = getattr(method, name), getattr(first, name)
         if type(mine) is not nn.Parameter or tuple(mine.shape) != shape:
             return False

@@ -17,7 +17,8 @@ __all__ = ["ComRoPELD"]
 class ComRoPELD(Method):
     """Parameters: ``P`` (H, m, b, b) and ``theta`` (N, H, m), A_i = theta_i (P - P^T) (Eq. LD).
 
-    With ``shared_theta`` all heads have one theta (N, 1, m), as in the authors' code.
+    With ``shared_theta`` all heads have one theta (N, 1, m), as in the authors' code; with
+    ``shared_heads`` they have one ``P`` too.
     """
 
     name = "comrope-ld"
@@ -52,5 +53,5 @@ class ComRoPELD(Method):
 
     def angles_of(self, P: Tensor, theta: Tensor) -> CollinearAngles:  # type: ignore[override]
         if self.settings["shared_theta"]:  # by all heads of a layer
-            theta = theta.repeat_interleave(self.num_heads, dim=1)
+            theta = theta.repeat_interleave(P.shape[0] // theta.shape[1], dim=1)
         return CollinearAngles(skew_part(to_compute_dtype(P)), to_compute_dtype(theta))

@@ -31,17 +31,21 @@ class RoPEMixed(Method):
     @classmethod
     @torch.no_grad()
     def like(cls, method: Method, frequencies: Tensor) -> RoPEMixed:
-        """Create a ``RoPEMixed`` with the sizes of another method and the given frequencies."""
+        """Create a ``RoPEMixed`` with the sizes of another method and the given frequencies.
+
+        If heads share the parameters of that method, they share the frequencies as well.
+        """
         created = cls(
             num_heads=method.num_heads,
             head_dim=method.head_dim,
             num_axes=method.num_axes,
             block_size=method.block_size,
             init="zeros",
+            shared_heads=method.shared_heads,
             device=frequencies.device,
             dtype=frequencies.dtype,
         )
-        created.frequencies.copy_(frequencies)
+        created.frequencies.copy_(frequencies[:, : created.frequencies.shape[1]])
         return created
 
     def init_normal(self, std: float) -> None:

@@ -42,6 +42,7 @@ ROTARY_OPTIONS = {
     "spread": float,
     "frequencies": Sequence[float] | None,
     "rotated_share": float | None,
+    "shared_heads": bool,
     **{
         option: type(default)
         for method in METHODS

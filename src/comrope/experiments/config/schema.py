@@ -63,6 +63,7 @@ class Model:
         maximum=1,
         help="Share of the planes that rotate in p-RoPE, the fastest; by default 1.",
     )
+    shared_heads: bool = option(False, help="Whether all heads share the learned angles.")
     tubelet: int = option(1, minimum=1, help="Frames of one patch, for clips.")
     axis_scale: tuple[float, ...] = option(
         (), help="Factor on the coordinates, one number per axis; 0 removes the axis."
