@@ -48,6 +48,24 @@ def test_compiled_forward_and_backward(method, dtype):
     assert frames[-1] <= 2
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("comrope-ld", {"shared_heads": True}),
+        ("comrope-torus", {"shared_heads": True, "log_frequencies": True}),
+        ("liere", {"shared_heads": True}),
+        ("rope", {"rotated_share": 0.5}),
+    ],
+)
+def test_options_of_methods_are_compiled(name, options):
+    torch._dynamo.reset()
+    rope = comrope.RotaryEmbedding(name, num_heads=2, head_dim=16, block_size=8, **options)
+    compiled = torch.compile(rope, fullgraph=True, backend=BACKEND)
+    q, k, positions = inputs(5)
+    expected = gradients(rope, q, k, positions)
+    torch.testing.assert_close(gradients(compiled, q, k, positions), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_no_complex_numbers_in_the_graph(method):
     torch._dynamo.reset()
     rope = comrope.RotaryEmbedding(method, num_heads=2, head_dim=16, block_size=8)

@@ -53,6 +53,8 @@ class RotaryEmbedding(nn.Module):
             in DINOv3 and timm's models. They differ in the order of channels only.
         shared_heads: Whether all heads have one set of learned parameters, as in GRAPE
             (arXiv 2512.07805), instead of one each.
+        log_frequencies: Whether the logarithms of frequencies are learned, in methods that learn
+            frequencies directly; see ``methods.learned_frequencies``.
         channel_order: Which channels form a plane: ``"interleaved"``, neighbours; ``"half"``,
             channels c and c + head_dim / 2, as in Hugging Face's language models. Angle and
             rotation matrices always use the interleaved order.
@@ -81,6 +83,7 @@ class RotaryEmbedding(nn.Module):
         rotated_share: float | None = None,
         axis_order: str = "alternating",
         shared_heads: bool = False,
+        log_frequencies: bool = False,
         channel_order: str = "interleaved",
         num_prefix_tokens: int = 0,
         backend: str = "auto",
@@ -103,6 +106,7 @@ class RotaryEmbedding(nn.Module):
             rotated_share=rotated_share,
             axis_order=axis_order,
             shared_heads=shared_heads,
+            log_frequencies=log_frequencies,
             device=device,
             dtype=dtype,
             **options,

@@ -67,6 +67,8 @@ def test_the_parameters_are_those_of_one_head(name, init):
         ("comrope-ld", {"shared_theta": True}),
         ("comrope-ld", {"channel_order": "half"}),
         ("liere", {"num_axes": 1}),
+        ("rope-mixed", {"log_frequencies": True}),
+        ("comrope-torus", {"log_frequencies": True}),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "auto"])

@@ -61,6 +61,10 @@ def same(a: ViT, b: ViT) -> bool:
         },
         {"position": "rope-mixed", "backend": "reference", "num_classes": 0},
         {"shared_heads": True, "block_size": 4, "init": "rope", "rotated_share": 0.5},
+        {
+            "position": "comrope-torus", "block_size": 4, "init": "rope", "log_frequencies": True,
+            "shared_heads": True,
+        },
         {"position": "ape", "depth": 0},
         {"position": "none"},
     ],
@@ -83,7 +87,7 @@ def test_every_argument_can_be_read_again():
     """The types of arguments are known: those of the signature, and those that it hands on."""
     handed_on = set(inspect.signature(RotaryEmbedding).parameters) & {
         "frequencies", "axis_order", "channel_order", "backend", "spread", "rotated_share",
-        "shared_heads",
+        "shared_heads", "log_frequencies",
     }  # fmt: skip
     of_methods = {
         option

@@ -36,8 +36,11 @@ class Method(nn.Module):
     axis_partitioned: ClassVar[bool] = False  # each block rotates with one axis
     direction_per_plane: ClassVar[bool] = True  # planes of a block can rotate with different axes
     block_size_matters: ClassVar[bool] = True  # else blocks only group the planes
+    learns_frequencies: ClassVar[bool] = False  # directly, so that it can learn their logarithms
 
-    shared_heads: bool = False  # also of pickles that are older than this attribute
+    # Defaults for pickles that are older than these attributes.
+    shared_heads: bool = False
+    log_frequencies: bool = False
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Method(nn.Module):
         rotated_share: float | None = None,
         axis_order: str = "alternating",
         shared_heads: bool = False,
+        log_frequencies: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -67,6 +71,7 @@ class Method(nn.Module):
         self.axis_order = _checks.one_of("axis_order", axis_order, AXIS_ORDERS)
         self.num_blocks, self.num_planes = head_dim // block_size, block_size // 2
         self.shared_heads = _checks.boolean("shared_heads", shared_heads)
+        self.log_frequencies = _checks.boolean("log_frequencies", log_frequencies)
         self.init = self.parse_init(
             init,
             spread=spread,
@@ -180,6 +185,16 @@ class Method(nn.Module):
                 f"shared_heads: expected False, since method {self.name!r} has no parameters to "
                 "share, got True"
             )
+        if self.log_frequencies and not self.learns_frequencies:
+            raise ValueError(
+                f"log_frequencies: expected False, since method {self.name!r} does not learn "
+                "frequencies directly, as 'rope-mixed' and 'comrope-torus' do; got True"
+            )
+        if self.log_frequencies and isinstance(self.init, Zeros):
+            raise ValueError(
+                "log_frequencies: expected False with init 'zeros', since zero has no logarithm; "
+                "got True"
+            )
 
     def _check_sizes(self) -> None:
         dim, size, axes = self.head_dim, self.block_size, self.num_axes
@@ -242,7 +257,10 @@ def _can_batch(first: Method, method: Method) -> bool:
 
     A frozen layer and a trained one cannot: the frozen angles would get a gradient.
     """
-    for of in ("name", "settings", "num_heads", "shape", "head_dim", "block_size", "init"):
+    for of in (
+        "name", "settings", "num_heads", "shape", "head_dim", "block_size", "init",
+        "log_frequencies",
+    ):  # fmt: skip
         if getattr(first, of) != getattr(method, of):
             return False
     # nn.Module's own iterators would take longer than the rest of this function.

@@ -13,30 +13,27 @@ from torch import Tensor, nn
 
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles
-from comrope.inits import PlaneInit
-from comrope.methods.base import Method, skew_part
+from comrope.methods.base import skew_part
+from comrope.methods.learned_frequencies import LearnedFrequencies
 
 __all__ = ["ComRoPETorus", "cayley"]
 
 
-class ComRoPETorus(Method):
-    """Parameters: ``P`` (H, m, b, b), Q = cayley(P - P^T), and ``frequencies`` (N, H, m, f).
+class ComRoPETorus(LearnedFrequencies):
+    """Parameters: ``P`` (H, m, b, b), Q = cayley(P - P^T), and those of ``LearnedFrequencies``.
 
     A 2x2 rotation commutes with every basis of its plane, so b = 2 has no ``P``.
     """
 
     name = "comrope-torus"
     label = "comrope-torus (all commuting)"
-    head_axis: ClassVar = {"P": 0, "frequencies": 1}
+    head_axis: ClassVar = {"P": 0, **LearnedFrequencies.head_axis}
     P: nn.Parameter
-    frequencies: nn.Parameter
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         basis = (self.num_heads, self.num_blocks, self.block_size, self.block_size)
-        planes = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
-        return (
-            {"frequencies": planes} if self.block_size == 2 else {"P": basis, "frequencies": planes}
-        )
+        planes = super().shapes()
+        return planes if self.block_size == 2 else {"P": basis, **planes}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -50,17 +47,11 @@ class ComRoPETorus(Method):
 
     def init_normal(self, std: float) -> None:
         """Draw frequencies with the second moment that they have in ComRoPE-LD."""
-        self.frequencies.normal_(std=std * (2 * (self.block_size - 1)) ** 0.5)
+        self.draw_frequencies(std * (2 * (self.block_size - 1)) ** 0.5)
 
-    def init_planes(self, init: PlaneInit) -> None:
-        planes = init.planes(self.shape, self.frequencies)
-        self.frequencies.copy_(planes.direction * planes.speed)
-
-    def angles_of(  # type: ignore[override]
-        self, frequencies: Tensor, P: Tensor | None = None
-    ) -> CommutingAngles:
+    def angles_of(self, P: Tensor | None = None, **planes: Tensor) -> CommutingAngles:
         basis = None if P is None else cayley(skew_part(to_compute_dtype(P)))
-        return CommutingAngles(basis, to_compute_dtype(frequencies), self.block_size)
+        return CommutingAngles(basis, self.frequencies_of(**planes), self.block_size)
 
 
 def cayley(skew: Tensor) -> Tensor:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles
-from comrope.inits import PlaneInit
 from comrope.methods.base import Method
+from comrope.methods.learned_frequencies import LearnedFrequencies
 
 __all__ = ["RoPEMixed"]
 
 
-class RoPEMixed(Method):
-    """Parameters: ``frequencies`` (N, H, m, f). The block size only groups the 2x2 rotations."""
+class RoPEMixed(LearnedFrequencies):
+    """Parameters: see ``LearnedFrequencies``. The block size only groups the 2x2 rotations."""
 
     name = "rope-mixed"
     label = "RoPE-Mixed"
-    head_axis: ClassVar = {"frequencies": 1}
     block_size_matters = False
-    frequencies: nn.Parameter
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        planes = (self.num_axes, self.num_heads, self.num_blocks, self.num_planes)
-        return {"frequencies": planes}
 
     @classmethod
     @torch.no_grad()
@@ -50,11 +41,7 @@ class RoPEMixed(Method):
 
     def init_normal(self, std: float) -> None:
         """Draw with the standard deviation of P - P^T, P ~ N(0, 1): ComRoPE-LD's for b = 2."""
-        self.frequencies.normal_(std=std * 2**0.5)
+        self.draw_frequencies(std * 2**0.5)
 
-    def init_planes(self, init: PlaneInit) -> None:
-        planes = init.planes(self.shape, self.frequencies)
-        self.frequencies.copy_(planes.direction * planes.speed)
-
-    def angles_of(self, frequencies: Tensor) -> CommutingAngles:  # type: ignore[override]
-        return CommutingAngles(None, to_compute_dtype(frequencies), self.block_size)
+    def angles_of(self, **parameters: Tensor) -> CommutingAngles:
+        return CommutingAngles(None, self.frequencies_of(**parameters), self.block_size)

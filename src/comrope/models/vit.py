@@ -43,6 +43,7 @@ ROTARY_OPTIONS = {
     "frequencies": Sequence[float] | None,
     "rotated_share": float | None,
     "shared_heads": bool,
+    "log_frequencies": bool,
     **{
         option: type(default)
         for method in METHODS
@@ -217,7 +218,8 @@ class ViT(Pretrained):
         """Update ``arguments`` after ``comrope.fold``: all rotations are RoPE-Mixed now."""
         plain = {"position": "rope-mixed", "init": "zeros", "base": None}
         options = method_class(self.position).options
-        gone = (*options, "frequencies", "rotated_share", "spread", "locality_bias")
+        starts = ("frequencies", "rotated_share", "spread", "locality_bias")
+        gone = (*options, *starts, "log_frequencies")
         kept = {k: v for k, v in self._given.items() if k not in gone}
         self._given, self.position = {**kept, **plain}, "rope-mixed"
 

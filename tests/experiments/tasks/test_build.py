@@ -68,6 +68,26 @@ def test_fields_of_rotations_are_not_for_absolute_positions():
     assert not rotary_modules(build_vit(config))
 
 
+def test_options_of_rotations_reach_ours_and_those_of_timm():
+    options = {
+        "model__position": "comrope-torus", "model__shared_heads": True,
+        "model__init": "rope", "model__base": 50.0,
+    }  # fmt: skip
+    of_timm = from_timm("unused", **options, model__rotated_share=0.5)
+    built = [
+        task_of(tiny(**options, model__log_frequencies=True)).build_model(),
+        task_of(of_timm).build_model(),
+    ]
+    for model, log in zip(built, (True, False), strict=True):
+        method = next(iter(rotary_modules(model).values())).method
+        assert (method.shared_heads, method.log_frequencies, method.init.base) == (True, log, 50)
+        assert method.init.rotated_share == (1.0 if log else 0.5)
+        assert method.P.shape[0] == 1
+    tiny(model__position="comrope-torus", model__rotated_share=None)
+    with raises_for("model.rotated_share", UserError):
+        tiny(model__rotated_share=1.5)
+
+
 def test_initial_weights_are_a_function_of_the_seed():
     one, other = (task_of(tiny(train__seed=seed)).build_model().state_dict() for seed in (0, 1))
     torch.manual_seed(99)
@@ -160,7 +180,10 @@ def test_models_of_timm_that_cannot_be_built(options, argument, folder):
 @pytest.mark.parametrize(
     "options",
     [{"model__position": "comrope"}, {"model__name": "vit_nano_patch5_12"},
-     {"model__global_pool": "max"}],
+     {"model__global_pool": "max"},
+     {"model__position": "comrope-ld", "model__log_frequencies": True},
+     {"model__position": "rope", "model__shared_heads": True},
+     {"model__position": "comrope-ld", "model__rotated_share": 0.5}],
 )  # fmt: skip
 def test_arguments_that_the_vit_refuses_are_errors_of_the_section(options):
     with raises_for("model", UserError):

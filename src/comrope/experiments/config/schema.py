@@ -64,6 +64,9 @@ class Model:
         help="Share of the planes that rotate in p-RoPE, the fastest; by default 1.",
     )
     shared_heads: bool = option(False, help="Whether all heads share the learned angles.")
+    log_frequencies: bool = option(
+        False, help="Whether the logarithms of frequencies are learned, instead of frequencies."
+    )
     tubelet: int = option(1, minimum=1, help="Frames of one patch, for clips.")
     axis_scale: tuple[float, ...] = option(
         (), help="Factor on the coordinates, one number per axis; 0 removes the axis."
