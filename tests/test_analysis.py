@@ -47,6 +47,15 @@ def test_axis_frequencies_of_liere_are_eigenvalues():
     torch.testing.assert_close(analysis.axis_frequencies(rope), expected.detach())
 
 
+@pytest.mark.parametrize("method", [m for m in comrope.METHODS if fits(m, num_axes=1)])
+def test_wavelengths_are_ascending_and_infinite_without_rotation(method):
+    options = {"block_size": 4, "head_dim": 16, "rotated_share": 0.75}
+    rope = make(method, init="rope", base=16.0, num_axes=1, **options)
+    expected = 2 * torch.pi * 16.0 ** (torch.arange(8.0).double() / 8)
+    expected[6:] = torch.inf
+    torch.testing.assert_close(analysis.wavelengths(rope), expected.expand(1, 2, -1))
+
+
 def test_similarity_is_the_mean_cosine_of_the_phases(commuting):
     rope = make(commuting)
     positions = torch.rand(7, 2, dtype=torch.float64)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from comrope.methods import METHODS
 
 if TYPE_CHECKING:  # type checkers and editors do not call __getattr__
-    from comrope import analysis, inits, models
+    from comrope import analysis, inits, models, scaling
     from comrope.integrations.api import swap, unswap
     from comrope.integrations.fold import fold
     from comrope.models import create_model
     from comrope.optim import parameter_groups
     from comrope.positions import grid, normalize, perturb, shift, with_class_token
     from comrope.rotary import RotaryEmbedding
+    from comrope.scaling import scaled
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,8 @@ __all__ = [
     "normalize",
     "parameter_groups",
     "perturb",
+    "scaled",
+    "scaling",
     "shift",
     "swap",
     "unswap",
@@ -50,6 +53,7 @@ _MODULE_OF = {
     "perturb": "positions",
     "relative": "positions",  # deprecated
     "rescale": "positions",  # deprecated
+    "scaled": "scaling",
     "shift": "positions",
     "swap": "integrations",
     "unswap": "integrations",
@@ -57,6 +61,7 @@ _MODULE_OF = {
 }
 _SUBMODULES = (
     "analysis", "angles", "inits", "integrations", "models", "ops", "optim", "positions", "rotary",
+    "scaling",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "rotary_modules",
     "scores",
     "similarity_map",
+    "wavelengths",
 ]
 
 
@@ -127,6 +128,16 @@ def axis_frequencies(rope: RotaryEmbedding) -> Tensor:
     """
     _check(rope)
     return skew_spectrum(rope.angle_matrices().detach())[1]
+
+
+@torch.no_grad()
+def wavelengths(rope: RotaryEmbedding) -> Tensor:
+    """Return the wavelengths 2 pi / |w| of every head and axis (N, H, D // 2), ascending.
+
+    In units of the positions, such as tokens per turn. Infinite where a plane does not rotate with
+    an axis. Each axis is sorted separately.
+    """
+    return (2 * torch.pi / axis_frequencies(rope).flatten(2)).sort().values
 
 
 @torch.no_grad()

@@ -65,7 +65,12 @@ class RotaryEmbedding(nn.Module):
 
     Casting the module to bfloat16 or float16 rounds its learned angles, which matters for long
     ranges of positions. Autocast does not change them.
+
+    Attributes:
+        attention_scaling: Factor of rotated queries and keys, usually 1; YaRN's scaling sets it.
     """
+
+    attention_scaling: float = 1.0  # the default also of older pickles
 
     def __init__(
         self,
@@ -175,7 +180,8 @@ class RotaryEmbedding(nn.Module):
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         check_queries_and_keys(self.method, q, k, positions, prefix)
-        return ops.rotate(q, k, positions, **self._options("q", q, prefix, angles))
+        options = self._options("q", q, prefix, angles)
+        return self._scale(*ops.rotate(q, k, positions, **options))
 
     def rotate(
         self,
@@ -199,6 +205,7 @@ class RotaryEmbedding(nn.Module):
         sum_j a_ij R(x_i)^T R(y_j) v_j. For methods that commute, R(x_i)^T R(y_j) = R(y_j - x_i), so
         outputs depend on the positions of values relative to the query. A rotation and its inverse
         need the same parameters, backend and dtype, best the same ``angles``. Hooks are not called.
+        The result is not multiplied by ``attention_scaling``, which values do not get.
         """
         options = self._single_options(x, positions, num_prefix_tokens, angles)
         return ops.rotate_single(x, positions, inverse=inverse, **options)
@@ -228,9 +235,10 @@ class RotaryEmbedding(nn.Module):
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
         check_qkv(self.method, qkv, positions, prefix)
         options = self._options("qkv", qkv, prefix, angles)
-        return ops.rotate_qkv(
+        q, k, v = ops.rotate_qkv(
             qkv, positions, key_heads=self.method.num_heads, inplace=inplace, **options
         )
+        return *self._scale(q, k), v
 
     def angles(self) -> Angles:
         """Return the rotation as plain tensors (see ``comrope.angles``)."""
@@ -332,6 +340,10 @@ class RotaryEmbedding(nn.Module):
         options = self._single_options(x, positions, num_prefix_tokens, angles)
         check_projection(weight, x)
         return ops.inverse_with_projection(x, positions, weight=weight, **options)
+
+    def _scale(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        scale = self.attention_scaling
+        return (q, k) if scale == 1.0 else (q * scale, k * scale)
 
     def _single_options(
         self, x: Tensor, positions: Tensor, prefix: int | None, angles: Angles | None

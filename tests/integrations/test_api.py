@@ -28,6 +28,8 @@ from support.vision_models import (
 from torch import nn
 
 import comrope
+from comrope.integrations.hf_rotary import ScaledRotation
+from comrope.integrations.rebinding import ROTATION
 from comrope.methods import method_class
 
 SLOW = pytest.mark.slow
@@ -296,6 +298,20 @@ OLD_NAMES = [  # (module and name now, in version 0.1), as pickles contain them
     ("hf_rotary\n", "rotating\n"),
     ("fold\n", "folding\n"),
 ]
+
+
+def test_pickles_of_version_0_1_scale_queries_and_keys():
+    """As YaRN does: they have another class and another attribute."""
+    model = comrope.swap(language.build("llama, yarn"), "comrope-ld")
+    expected = language.logits(model)
+    for layer in [part for part in model.modules() if ROTATION in part._modules]:
+        state = dict(vars(layer.comrope))
+        state["scaling"] = state.pop("attention_scaling")
+        layer.comrope = ScaledRotation.__new__(ScaledRotation)
+        layer.comrope.__setstate__(state)
+    assert torch.equal(language.logits(model), expected)
+    model = pickle.loads(pickle.dumps(model))
+    assert torch.equal(language.logits(model), expected)
 
 
 @pytest.mark.parametrize("family", ["timm vit", "vit", "llama", "qwen3"])

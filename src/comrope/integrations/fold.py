@@ -59,7 +59,8 @@ def fold(model: Model) -> Model:
 
     Raises:
         ValueError: The model has no such rotation, one that does not commute, or projections that
-            are not plain linear layers (adapters, quantized weights). The model is unchanged.
+            are not plain linear layers (adapters, quantized weights), or ``comrope.scaled`` is
+            active. The model is unchanged.
     """
     check_weights(model)
     layers = _layers(model)
@@ -103,6 +104,11 @@ def _is_ours(layer: nn.Module) -> bool:
 def _plan(layer: Any, rotation: RotaryEmbedding) -> tuple[RotaryEmbedding, RoPEMixed, list[Value]]:
     """Return the rotation, the method that it gets, and new values of the layer's parameters."""
     old = rotation.method
+    if old.scaling is not None:
+        raise ValueError(
+            f"model: is scaled by {old.scaling}, which a folded model would keep; fold it before "
+            "or after comrope.scaled"
+        )
     angles = old.angles()
     if isinstance(angles, GeneralAngles):
         raise ValueError(

@@ -90,13 +90,11 @@ class PatchPositions(Positions):
 
 
 class ScaledRotation(RotaryEmbedding):
-    """Rotate, and scale q and k by a constant as YaRN does (1 without it)."""
+    """A rotation in pickles of version 0.1, which has another name for ``attention_scaling``."""
 
-    scaling = 1.0
-
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor, **options: Any) -> Any:
-        q, k = super().forward(q, k, positions, **options)
-        return (q, k) if self.scaling == 1.0 else (q * self.scaling, k * self.scaling)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        names = {"scaling": "attention_scaling"}
+        super().__setstate__({names.get(name, name): value for name, value in state.items()})
 
 
 def is_rotating_model(model: nn.Module) -> bool:
@@ -116,7 +114,7 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
     if options["init"] == "rope" and options.get("base") is None:
         options = positions.start() | options
     rotations = [
-        ScaledRotation(
+        RotaryEmbedding(
             method,
             num_heads=heads,
             head_dim=2 * positions.num_axes * stock.inv_freq.numel(),
@@ -128,7 +126,7 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
         for layer in layers
     ]
     for layer, rotation in zip(layers, rotations, strict=True):  # the model is unchanged up to here
-        rotation.scaling = float(getattr(stock, "attention_scaling", 1.0))
+        rotation.attention_scaling = float(getattr(stock, "attention_scaling", 1.0))
         layer.add_module(ROTATION, rotation.train(layer.training))
         replace_forward(layer, _forward_of)
     setattr(holder, name, positions.train(stock.training))

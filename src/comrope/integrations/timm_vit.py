@@ -54,7 +54,9 @@ class RotateQueries:
 
     def rotate(self, x: Tensor) -> Tensor:
         positions, prefix = self.positions.at(x.shape[-2])
-        return self.rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
+        x = self.rotation.rotate(x, positions, num_prefix_tokens=prefix, angles=self.angles)
+        scale = self.rotation.attention_scaling
+        return x if scale == 1.0 else x * scale
 
 
 class RotateKeys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +41,7 @@ class Method(nn.Module):
     # Defaults for pickles that are older than these attributes.
     shared_heads: bool = False
     log_frequencies: bool = False
+    scaling: Callable[[Angles], Angles] | None = None  # while ``comrope.scaled`` is active
 
     def __init__(
         self,
@@ -118,9 +119,8 @@ class Method(nn.Module):
 
     def angles(self) -> Angles:
         """Return the angle matrices in the form of this method, in float32 or wider."""
-        return self._for_all_heads(
-            self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
-        )
+        angles = self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
+        return self._for_all_heads(angles if self.scaling is None else self.scaling(angles))
 
     def angles_of(self, **parameters: Tensor) -> Angles:
         """Return the angle matrices of other parameters, which may have any number of heads."""
@@ -248,8 +248,12 @@ def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
         axis = first.head_axis[name]
         stacked = torch.stack([getattr(method, name) for method in methods], axis)
         parameters[name] = stacked.flatten(axis, axis + 1)
-    angles = first.angles_of(**parameters).cache_spectrum()
-    return [first._for_all_heads(part) for part in angles.split_layers(len(methods))]
+    angles = first.angles_of(**parameters)
+    if first.scaling is not None:
+        angles = first.scaling(angles)
+    return [
+        first._for_all_heads(part) for part in angles.cache_spectrum().split_layers(len(methods))
+    ]
 
 
 def _can_batch(first: Method, method: Method) -> bool:
@@ -259,7 +263,7 @@ def _can_batch(first: Method, method: Method) -> bool:
     """
     for of in (
         "name", "settings", "num_heads", "shape", "head_dim", "block_size", "init",
-        "log_frequencies",
+        "log_frequencies", "scaling",
     ):  # fmt: skip
         if getattr(first, of) != getattr(method, of):
             return False
