@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from comrope import ops
 from comrope.angles import Angles, CommutingAngles
+from comrope.ops.layout import unpack
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["Attention", "Block"]
@@ -23,12 +24,21 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Project = Callable[[Tensor], Tensor]
 
 
+def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend from every query to every key; k and v may have fewer heads than q."""
+    grouped = q.shape[1] != k.shape[1]
+    return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention, with a rotation of queries and keys.
 
     Args:
         dim: C.
-        num_heads: A divisor of C.
+        num_heads: Heads of the queries, a divisor of C.
+        num_kv_heads: Heads of keys and values, a divisor of ``num_heads`` and by default the same
+            (grouped queries).
+        bias: Whether the projections have biases.
         rope: The rotation; None is attention without positions.
         rotate_values: Rotate values too, and the outputs of attention back. Outputs then depend on
             the positions of values relative to the query. (Code that fetches the parameters of
@@ -42,6 +52,8 @@ class Attention(nn.Module):
         dim: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
         rope: RotaryEmbedding | None = None,
         rotate_values: bool = False,
     ) -> None:
@@ -49,10 +61,11 @@ class Attention(nn.Module):
         if rotate_values and rope is None:
             raise ValueError("rotate_values: expected False without a rope, got True")
         self.rotate_values = rotate_values
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        kv_dim = dim // num_heads * self.num_kv_heads
+        self.qkv = nn.Linear(dim, dim + 2 * kv_dim, bias=bias)
         self.rope = rope
-        self.proj = nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim, bias=bias)
 
     def forward(
         self,
@@ -60,7 +73,7 @@ class Attention(nn.Module):
         positions: Tensor,
         angles: Angles | None = None,
         *,
-        attend: Attend = nn.functional.scaled_dot_product_attention,
+        attend: Attend = attend_to_all,
     ) -> Tensor:
         """Attend among all tokens.
 
@@ -68,16 +81,16 @@ class Attention(nn.Module):
             x: (B, T, C).
             positions: (T, N) or (B, T, N).
             angles: The precomputed result of ``rope.angles()``.
-            attend: Called with the rotated q and k, and v, (B, heads, T, D) each.
+            attend: Called with the rotated q and k, and the (rotated) v, (B, heads, T, D) each.
         """
         if angles is None and isinstance(self.rope, RotaryEmbedding) and not _hooked(self.rope):
             angles = self.rope.angles()
             if self.rotate_values:  # needed twice
                 angles = angles.cache_spectrum()
         project_in, project_out, angles = self._projections(x, positions, angles)
-        qkv = project_in(x).unflatten(-1, (3 * self.num_heads, -1))
+        qkv = project_in(x).unflatten(-1, (self.num_heads + 2 * self.num_kv_heads, -1))
         if self.rope is None or _hooked(self.rope):
-            q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
+            q, k, v = unpack(qkv, self.num_kv_heads)
             if self.rope is not None:  # a call of the module, so that its hooks run
                 q, k = self.rope(q, k, positions, angles=angles)
         else:
@@ -115,7 +128,7 @@ class Attention(nn.Module):
         if "proj.weight" in folded:
             project_out = _linear(folded["proj.weight"], self.proj.bias)
         remaining = CommutingAngles(None, angles.frequencies, angles.block_size)
-        return _linear(folded["qkv.weight"], folded["qkv.bias"]), project_out, remaining
+        return _linear(folded["qkv.weight"], folded.get("qkv.bias")), project_out, remaining
 
     def _rotate_back(
         self, x: Tensor, positions: Tensor, angles: Angles | None, project: Project
@@ -140,12 +153,16 @@ class Attention(nn.Module):
         if self.rope is None:
             raise ValueError("basis: expected a layer with a rope to fold it from")
         order, dim = self.rope.channel_order, self.qkv.in_features
-        rotated = (3 if self.rotate_values else 2) * dim
+        group = self.num_heads // self.num_kv_heads
+        bases = (basis.repeat_interleave(group, 0), basis)  # of queries, and of keys and values
+        rotated = (2 if self.rotate_values else 1) * dim // group
         folded = {}
         for name, parameter in (("qkv.weight", self.qkv.weight), ("qkv.bias", self.qkv.bias)):
             if parameter is not None:
-                part = ops.fold_into_outputs(parameter[:rotated], basis, order, exact=exact)
-                folded[name] = torch.cat((part, parameter[rotated:]))
+                *parts, rest = parameter.tensor_split((dim, dim + rotated))
+                for number, part in enumerate(parts):
+                    parts[number] = ops.fold_into_outputs(part, bases[number], order, exact=exact)
+                folded[name] = torch.cat((*parts, rest))
         if self.rotate_values:
             folded["proj.weight"] = ops.fold_into_inputs(
                 self.proj.weight, basis, order, self.num_heads, exact=exact
@@ -162,6 +179,8 @@ class Attention(nn.Module):
         if self.rope is None:
             raise ValueError("set_locality_bias: needs a rope, and this attention has none")
         width = self.qkv.in_features
+        if self.qkv.bias is None:
+            raise ValueError("set_locality_bias: needs biases, and this attention has none")
         self.qkv.bias[: 2 * width] = (strength / (width / self.num_heads) ** 0.5) ** 0.5
 
 
@@ -175,7 +194,8 @@ def _is_plain(module: nn.Module) -> bool:
     Not with adapters, hooks, or tensor subclasses such as quantized weights.
     """
     plain = type(module) is nn.Linear and all(
-        type(parameter) is nn.Parameter for parameter in (module.weight, module.bias)
+        parameter is None or type(parameter) is nn.Parameter
+        for parameter in (module.weight, module.bias)
     )
     patched = "forward" in vars(module) or _hooked(module)
     return plain and not (patched or module._backward_hooks or module._backward_pre_hooks)
@@ -186,13 +206,23 @@ def _hooked(module: nn.Module) -> bool:
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block."""
+    """A pre-norm transformer block.
+
+    Args:
+        dim: C.
+        num_heads, num_kv_heads, bias, rope, rotate_values: As in ``Attention``.
+        norm: Called with C and ``eps``.
+        mlp_ratio, drop_path, layer_scale: As in timm.
+    """
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
+        bias: bool = True,
+        norm: Callable[..., nn.Module] = nn.LayerNorm,
         rope: RotaryEmbedding | None = None,
         rotate_values: bool = False,
         mlp_ratio: float = 4.0,
@@ -207,11 +237,18 @@ class Block(nn.Module):
         def skip() -> nn.Module:
             return DropPath(drop_path) if drop_path else nn.Identity()
 
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, num_heads, rope=rope, rotate_values=rotate_values)
+        self.norm1 = norm(dim, eps=1e-6)
+        self.attn = Attention(
+            dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
+            rope=rope,
+            rotate_values=rotate_values,
+        )
         self.scale1, self.skip1 = scale(), skip()
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.norm2 = norm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), bias=bias)
         self.scale2, self.skip2 = scale(), skip()
 
     def forward(
