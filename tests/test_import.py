@@ -18,7 +18,7 @@ HEAVY = (
 )  # fmt: skip
 
 PUBLIC = {
-    "METHODS", "RotaryEmbedding", "analysis", "create_model", "fold", "grid", "inits",
+    "METHODS", "RotaryEmbedding", "analysis", "create_gpt", "create_model", "fold", "grid", "inits",
     "normalize", "parameter_groups", "perturb", "shift", "swap", "unswap", "with_class_token",
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # type checkers and editors do not call __getattr__
     from comrope import analysis, inits, models, scaling
     from comrope.integrations.api import swap, unswap
     from comrope.integrations.fold import fold
-    from comrope.models import create_model
+    from comrope.models import create_gpt, create_model
     from comrope.optim import parameter_groups
     from comrope.positions import grid, normalize, perturb, shift, with_class_token
     from comrope.rotary import RotaryEmbedding
@@ -27,6 +27,7 @@ __all__ = [
     "METHODS",
     "RotaryEmbedding",
     "analysis",
+    "create_gpt",
     "create_model",
     "fold",
     "grid",
@@ -45,6 +46,7 @@ __all__ = [
 
 _MODULE_OF = {
     "RotaryEmbedding": "rotary",
+    "create_gpt": "models",
     "create_model": "models",
     "fold": "integrations",
     "grid": "positions",

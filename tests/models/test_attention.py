@@ -82,16 +82,17 @@ def test_not_with_another_backend(backend, folded):
     assert folded
 
 
-def test_a_projection_without_a_bias_is_called(folded):
+def test_projections_without_biases(folded):
     model, x = nano(position="comrope-torus").double(), image()
     for block in model.blocks:
         block.attn.qkv.bias.data.zero_()
+        block.attn.proj.bias.data.zero_()
     expected = model(x)
     folded.clear()
     for block in model.blocks:
-        block.attn.qkv.bias = None
+        block.attn.qkv.bias = block.attn.proj.bias = None
     assert relative_error(model(x), expected) < 1e-12
-    assert not folded
+    assert len(folded) == len(model.blocks)
 
 
 def test_hooks_on_the_rotation_are_called(folded):

@@ -23,7 +23,7 @@ from comrope import RotaryEmbedding
 from comrope.methods import METHODS, create_method
 from comrope.models import POSITIONS, ViT, create_model, pretrained
 from comrope.models.arguments import check_arguments
-from comrope.models.vit import ROTARY_OPTIONS
+from comrope.models.transformer import ROTARY_OPTIONS
 
 
 def canvas(model, batch=2):

@@ -51,8 +51,9 @@ def fold(model: Model) -> Model:
     frequencies stay trainable. It cannot be undone.
 
     Args:
-        model: A ViT of comrope, or a model that ``comrope.swap`` was applied to. A timm model with
-            its own RoPE-Mixed stores the frequencies there, and no longer depends on comrope.
+        model: A ViT or a GPT of comrope, or a model that ``comrope.swap`` was applied to. A timm
+            model with its own RoPE-Mixed stores the frequencies there, and no longer depends on
+            comrope.
 
     Returns:
         The model.
@@ -66,7 +67,8 @@ def fold(model: Model) -> Model:
     layers = _layers(model)
     if not layers:
         raise ValueError(f"model: {type(model).__name__} has no rotation of comrope to fold")
-    plans = [_plan(layer, rotation) for layer, rotation in layers]
+    spectra = {rotation: _spectrum(rotation) for _, rotation in layers}  # layers may share one
+    plans = [_plan(layer, rotation, *spectra[rotation]) for layer, rotation in layers]
     weights = [id(parameter) for _, _, values in plans for parameter, _ in values]
     if len(weights) != len(set(weights)):
         raise ValueError("model: expected separate weights for every layer, got shared ones")
@@ -75,7 +77,7 @@ def fold(model: Model) -> Model:
             parameter.copy_(value)
         rotation.method = method
         setattr(rotation, FOLDED, True)
-    _restore_timm_rotation(model, [rotation for rotation, _, _ in plans])
+    _restore_timm_rotation(model, list(spectra))
     if callable(note := getattr(model, "note_folded", None)):
         note()
     return model
@@ -83,17 +85,22 @@ def fold(model: Model) -> Model:
 
 def _layers(model: nn.Module) -> list[tuple[Any, RotaryEmbedding]]:
     """Find attention layers with a rotation: ours, and those that ``swap`` supports."""
-    found = []
+    found: list[tuple[Any, RotaryEmbedding]] = []
     for layer in model.modules():
-        for name, child in layer.named_children():
-            if isinstance(child, RotaryEmbedding):
-                if not _is_ours(layer) and name != ROTATION:
-                    raise ValueError(
-                        f"model: cannot find the projections of {type(layer).__name__}; expected a "
-                        "model of comrope or one that comrope.swap was applied to, with adapters "
-                        "merged (merge_and_unload)"
-                    )
-                found.append((layer, child))
+        if _is_ours(layer):
+            rotation = getattr(layer, "rope", None)  # its own, or one that layers share
+        else:
+            rotation = dict(layer.named_children()).get(ROTATION)
+        if isinstance(rotation, RotaryEmbedding):
+            found.append((layer, rotation))
+    known = {rotation for _, rotation in found}
+    for layer in model.modules():
+        if any(isinstance(m, RotaryEmbedding) and m not in known for m in layer.children()):
+            raise ValueError(
+                f"model: cannot find the projections of {type(layer).__name__}; expected a model "
+                "of comrope or one that comrope.swap was applied to, with adapters merged "
+                "(merge_and_unload)"
+            )
     return found
 
 
@@ -101,8 +108,8 @@ def _is_ours(layer: nn.Module) -> bool:
     return type(layer).__module__ == "comrope.models.attention"
 
 
-def _plan(layer: Any, rotation: RotaryEmbedding) -> tuple[RotaryEmbedding, RoPEMixed, list[Value]]:
-    """Return the rotation, the method that it gets, and new values of the layer's parameters."""
+def _spectrum(rotation: RotaryEmbedding) -> tuple[Tensor, Tensor]:
+    """Return the basis and the frequencies of a rotation that commutes."""
     old = rotation.method
     if old.scaling is not None:
         raise ValueError(
@@ -115,8 +122,14 @@ def _plan(layer: Any, rotation: RotaryEmbedding) -> tuple[RotaryEmbedding, RoPEM
             f"model: method {old.name!r} on {old.num_axes} axes does not commute, so it has no "
             "common basis to fold; expected another method"
         )
-    basis, frequencies = angles.spectrum()
-    after_norm = _has_norm(layer)
+    return angles.spectrum()
+
+
+def _plan(
+    layer: Any, rotation: RotaryEmbedding, basis: Tensor, frequencies: Tensor
+) -> tuple[RotaryEmbedding, RoPEMixed, list[Value]]:
+    """Return the rotation, the method that it gets, and new values of the layer's parameters."""
+    old, after_norm = rotation.method, _has_norm(layer)
     method = (FixedBasis if after_norm else RoPEMixed).like(old, frequencies)
     method.frequencies.requires_grad_(any(p.requires_grad for p in old.parameters()))
     if after_norm:

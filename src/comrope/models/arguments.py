@@ -35,6 +35,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "img_size": (1, 2**24),
     "patch_size": (1, 2**24),
     "num_classes": (0, 2**24),
+    "vocab_size": (1, 2**24),
+    "context": (2, 2**31),
     "depth": (0, 2**10),
     "block_size": (2, 2**16),
     "mlp_ratio": (0, 2**10),

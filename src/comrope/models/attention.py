@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, C channels, D channels per head, N axes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from comrope.angles import Angles, CommutingAngles
 from comrope.ops.layout import unpack
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["Attention", "Block"]
+__all__ = ["Attend", "Attention", "Block", "attend_to_all", "log_temperature"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Project = Callable[[Tensor], Tensor]
@@ -28,6 +29,26 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend from every query to every key; k and v may have fewer heads than q."""
     grouped = q.shape[1] != k.shape[1]
     return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+
+
+def log_temperature(visible: Tensor, context: int, dtype: torch.dtype) -> Tensor:
+    """Return factors of queries that keep attention sharp beyond the training context.
+
+    Args:
+        visible: Numbers n of tokens that queries attend to.
+        context: That of training, at least 2.
+        dtype: Of the factors.
+
+    Returns:
+        log n / log context where n > context, otherwise 1.
+
+    The entropy of attention over n tokens grows with log n, and scores that grow with log n keep it
+    (Su, kexue.fm/archives/8823, 2021; Chiang and Cholak, arXiv 2202.12172, 2022). This formula is
+    that of Qwen's ``use_logn_attn``. Scalable softmax (arXiv 2501.19399) multiplies by s log n with
+    a learned s, at all lengths.
+    """
+    factors = visible.to(dtype).log() / math.log(context)
+    return torch.where(visible > context, factors, 1.0)
 
 
 class Attention(nn.Module):
@@ -40,6 +61,8 @@ class Attention(nn.Module):
             (grouped queries).
         bias: Whether the projections have biases.
         rope: The rotation; None is attention without positions.
+        owns_rope: Whether the rotation is a part of this layer. Otherwise it is a part of the
+            model, which shares it among its layers.
         rotate_values: Rotate values too, and the outputs of attention back. Outputs then depend on
             the positions of values relative to the query. (Code that fetches the parameters of
             ``rope`` for one call, such as sharding, must keep them until the layer returns.)
@@ -55,6 +78,7 @@ class Attention(nn.Module):
         num_kv_heads: int | None = None,
         bias: bool = True,
         rope: RotaryEmbedding | None = None,
+        owns_rope: bool = True,
         rotate_values: bool = False,
     ) -> None:
         super().__init__()
@@ -64,8 +88,16 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
         kv_dim = dim // num_heads * self.num_kv_heads
         self.qkv = nn.Linear(dim, dim + 2 * kv_dim, bias=bias)
-        self.rope = rope
+        if owns_rope:
+            self.rope = rope
+        else:  # not as a submodule, which would repeat its parameters in the state dict
+            self.__dict__["rope"] = rope
         self.proj = nn.Linear(dim, dim, bias=bias)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load pickles of layers that are older than ``num_kv_heads``."""
+        super().__setstate__(state)
+        self.__dict__.setdefault("num_kv_heads", self.num_heads)
 
     def forward(
         self,
@@ -154,15 +186,21 @@ class Attention(nn.Module):
             raise ValueError("basis: expected a layer with a rope to fold it from")
         order, dim = self.rope.channel_order, self.qkv.in_features
         group = self.num_heads // self.num_kv_heads
-        bases = (basis.repeat_interleave(group, 0), basis)  # of queries, and of keys and values
-        rotated = (2 if self.rotate_values else 1) * dim // group
+        queries, keys = dim, dim // group
+        rotated = queries + (2 if self.rotate_values else 1) * keys
+        # Rows of parameters, and their bases: the queries of a group have that of their key.
+        parts = [(0, rotated, basis)]
+        if group > 1:
+            of_queries = basis.repeat_interleave(group, dim=0)
+            parts = [(0, queries, of_queries), (queries, rotated, basis)]
         folded = {}
         for name, parameter in (("qkv.weight", self.qkv.weight), ("qkv.bias", self.qkv.bias)):
             if parameter is not None:
-                *parts, rest = parameter.tensor_split((dim, dim + rotated))
-                for number, part in enumerate(parts):
-                    parts[number] = ops.fold_into_outputs(part, bases[number], order, exact=exact)
-                folded[name] = torch.cat((*parts, rest))
+                rows = [
+                    ops.fold_into_outputs(parameter[first:last], own, order, exact=exact)
+                    for first, last, own in parts
+                ]
+                folded[name] = torch.cat((*rows, parameter[rotated:]))
         if self.rotate_values:
             folded["proj.weight"] = ops.fold_into_inputs(
                 self.proj.weight, basis, order, self.num_heads, exact=exact
@@ -210,7 +248,7 @@ class Block(nn.Module):
 
     Args:
         dim: C.
-        num_heads, num_kv_heads, bias, rope, rotate_values: As in ``Attention``.
+        num_heads, num_kv_heads, bias, rope, owns_rope, rotate_values: As in ``Attention``.
         norm: Called with C and ``eps``.
         mlp_ratio, drop_path, layer_scale: As in timm.
     """
@@ -224,6 +262,7 @@ class Block(nn.Module):
         bias: bool = True,
         norm: Callable[..., nn.Module] = nn.LayerNorm,
         rope: RotaryEmbedding | None = None,
+        owns_rope: bool = True,
         rotate_values: bool = False,
         mlp_ratio: float = 4.0,
         drop_path: float = 0.0,
@@ -244,6 +283,7 @@ class Block(nn.Module):
             num_kv_heads=num_kv_heads,
             bias=bias,
             rope=rope,
+            owns_rope=owns_rope,
             rotate_values=rotate_values,
         )
         self.scale1, self.skip1 = scale(), skip()

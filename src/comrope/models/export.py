@@ -1,8 +1,8 @@
-"""A ViT with constant rotations, which ``torch.export`` and ONNX can express.
+"""A model with constant rotations, which ``torch.export`` and ONNX can express.
 
 Angles are computed once, eigendecompositions included, and their bases are folded into the
 projections, as in ``comrope.fold``. What remains is vanilla RoPE with frequencies per head, at
-positions that depend on the size of the image. LieRE has no common basis; its matrix exponentials
+positions that depend on the size of the input. LieRE has no common basis; its matrix exponentials
 become plain products.
 
 Shapes: B batch, T tokens, N axes, H heads, D channels per head, m blocks per head, b block size.
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comrope.angles import GeneralAngles
+from comrope.angles import Angles, GeneralAngles
 from comrope.methods.rope_mixed import RoPEMixed
 from comrope.models.attention import Attention
-from comrope.models.vit import ViT
+from comrope.models.transformer import RotaryTransformer
 from comrope.ops.layout import (
     at_every_token,
     halves_to_neighbours,
@@ -37,35 +37,41 @@ TERMS = 12  # of the exponential series: for matrices of norm 1, the error is 1 
 
 
 class Exportable(nn.Module):
-    """Compute the logits (B, num_classes) of (B, C, X_1, ..., X_N) with a copy of a model.
+    """Compute the logits of a copy of a model: a ViT from images, a GPT from tokens.
 
     For inference, with ``torch.export`` or ``torch.onnx.export``; batch and sizes can be dynamic.
     Weights should be float32: narrower ones are rounded once more when bases are folded in.
     """
 
-    def __init__(self, model: ViT) -> None:
+    def __init__(self, model: RotaryTransformer) -> None:
         super().__init__()
-        self.vit = copy.deepcopy(model)
-        for module in list(self.vit.modules()):
-            if isinstance(module, Attention) and module.rope is not None:
-                _fold_attention(module, model.axis_scale)
+        self.model = copy.deepcopy(model)
+        layers = [
+            (module, module.rope.angles())  # before any change: layers may share a rotation
+            for module in self.model.modules()
+            if isinstance(module, Attention) and module.rope is not None
+        ]
+        for layer, angles in layers:
+            _fold_attention(layer, angles, model.axis_scale)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.vit(x)
+        return self.model(x)
 
 
 @torch.no_grad()
-def _fold_attention(attention: Attention, reach: Sequence[float] | None) -> None:
+def _fold_attention(
+    attention: Attention, angles: Angles, reach: Sequence[float] | None
+) -> None:
     """Replace the rotation of a layer by a constant one, in place.
 
     ``reach`` is the largest coordinate of each axis, by default 1.
     """
     rope = attention.rope
     assert rope is not None
-    angles = rope.angles()
     if isinstance(angles, GeneralAngles):
         constant = MatrixExponential(angles, rope.channel_order, rope.num_prefix_tokens, reach)
+        attention.__dict__.pop("rope", None)  # one that layers shared
         attention.add_module("rope", constant)
         return
     basis, frequencies = angles.spectrum()

@@ -1,80 +1,69 @@
 """A GPT with one position encoding: a causal language model on the rotary layer.
 
-Shapes: B batch, T tokens, C channels, H heads of keys, D channels per head, V vocabulary.
+Shapes: B batch, T tokens, C channels, D channels per head, V vocabulary.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from comrope import _checks
-from comrope.analysis import rotary_modules
-from comrope.angles import Angles
-from comrope.methods import METHODS, batched_angles
-from comrope.models.attention import Block
-from comrope.models.pretrained import Pretrained
-from comrope.models.vit import ROTARY_OPTIONS
+from comrope._dtypes import compute_dtype
+from comrope.methods import METHODS
+from comrope.models.attention import Block, log_temperature
+from comrope.models.causal import Cache, CausalAttention
+from comrope.models.transformer import RotaryTransformer, check_divisor, check_rotation
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["GPT", "SIZES", "Cache", "create_gpt"]
+__all__ = ["GPT", "SIZES", "create_gpt"]
 
 POSITIONS = (*METHODS, "none")
 SHARED = ("none", "heads", "layers", "both")
 TEMPERATURES = ("constant", "log")
-NOT_ARGUMENTS = ("self", "__class__", "rotary_options")
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, int]] = {  # "nano" and "micro" are for a CPU
     "gpt_nano": {"depth": 4, "embed_dim": 128, "num_heads": 4},
     "gpt_micro": {"depth": 6, "embed_dim": 256, "num_heads": 4},
     "gpt_tiny": {"depth": 6, "embed_dim": 384, "num_heads": 6},
     "gpt_small": {"depth": 12, "embed_dim": 768, "num_heads": 12},
     "gpt_medium": {"depth": 24, "embed_dim": 1024, "num_heads": 16},
-    "gpt_1b": {"depth": 18, "embed_dim": 2048, "num_heads": 16},
+    "gpt_1b": {"depth": 18, "embed_dim": 2048, "num_heads": 16},  # with 50,000 tokens
 }
 
 
-class Cache:
-    """Rotated keys, and values, of all tokens so far."""
+class GPT(RotaryTransformer):
+    """A plain pre-norm GPT: RMSNorm, no biases, an MLP with GELU, rotations as its only positions.
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values, self.length = keys, values, 0  # (layers, B, H, max_length, D)
-        self.angles: list[Angles] | list[None] | None = None
+    The position of a token is its index, on one axis, not scaled.
 
+    Args:
+        vocab_size: V.
+        context: Tokens of a sequence at training. The model runs at any other length too.
+        embed_dim, depth, num_heads, mlp_ratio: As in timm.
+        num_kv_heads: Heads of keys and values, a divisor of ``num_heads`` and by default the same
+            (grouped queries). Every one of them has rotations of its own.
+        tie_embeddings: Use the embedding of the tokens as the weight of the last projection too.
+        position: A method of ``comrope.METHODS`` or ``"none"``.
+        rotate_values: Rotate values too, and the outputs of attention back. Outputs then depend on
+            the positions of values relative to the query.
+        share_rotations: Which parts of the model share their learned rotations: ``"none"``,
+            ``"heads"``, ``"layers"`` or ``"both"``.
+        attention_temperature: ``"constant"``, or ``"log"``: beyond ``context``, queries grow with
+            the logarithm of the number of visible tokens (see ``log_temperature``).
+        block_size, init: As in ``RotaryEmbedding``; ``init`` is a name, so that it can be saved.
+        base: Vanilla RoPE's base, 10000 by default.
+        init_std: Standard deviation of initial weights, by default sqrt(2 / (5 C)) (Nguyen and
+            Salazar, arXiv 1910.05895), which is GPT-2's 0.02 for C = 1000. In the projections that
+            end in the residual stream it is divided by sqrt(2 depth), as in GPT-2.
+        rotary_options: Other options of ``RotaryEmbedding`` (see ``ROTARY_OPTIONS``).
 
-class Causal(NamedTuple):
-    """Attend from every query to the keys up to its own token."""
+    A folder of ``save_pretrained`` contains no tokenizer.
+    """
 
-    scale: Tensor | None = None
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    past: int = 0
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grouped, mask, tokens = q.shape[1] != k.shape[1], None, q.shape[2]
-        if self.scale is not None:
-            q = (q * self.scale).to(q.dtype)
-        if self.keys is not None and self.values is not None:
-            end = self.past + tokens
-            self.keys[:, :, self.past : end] = k
-            self.values[:, :, self.past : end] = v
-            k, v = self.keys[:, :, :end], self.values[:, :, :end]
-            if self.past and tokens > 1:
-                mask = torch.ones(tokens, end, dtype=torch.bool, device=q.device).tril(self.past)
-        causal = mask is None and tokens > 1
-        return nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
-        )
-
-
-class GPT(Pretrained):
-    """A plain pre-norm GPT with one position encoding."""
-
-    extra_arguments = ROTARY_OPTIONS
+    input_name = "tokens"
 
     def __init__(
         self,
@@ -97,107 +86,172 @@ class GPT(Pretrained):
         init_std: float | None = None,
         **rotary_options: Any,
     ) -> None:
-        given = {**locals(), **rotary_options}
+        given = locals()
         super().__init__()
-        self._given = {k: given[k] for k in given if k not in NOT_ARGUMENTS}
-        self.vocab_size = _checks.integer("vocab_size", vocab_size, 1)
-        self.context = _checks.integer("context", context, 2)
+        self.note_arguments(given, rotary_options)
         _checks.one_of("position", position, POSITIONS)
         _checks.one_of("share_rotations", share_rotations, SHARED)
+        check_rotation(
+            position,
+            init=init,
+            default_init="rope",
+            base=base,
+            rotary_options=rotary_options,
+            rotate_values=(rotate_values, False),
+            share_rotations=(share_rotations, "none"),
+        )
+        if "num_axes" in rotary_options:
+            raise TypeError("num_axes: expected none, since the tokens of a GPT have one axis")
+        self.vocab_size = _checks.integer("vocab_size", vocab_size, 1)
+        self.context = _checks.integer("context", context, 2)
+        self.position = position
         self.attention_temperature = _checks.one_of(
             "attention_temperature", attention_temperature, TEMPERATURES
         )
-        kv_heads = num_kv_heads or num_heads
-        self.grad_checkpointing = False
-        self.init_std = (0.4 / embed_dim) ** 0.5 if init_std is None else init_std
+        check_divisor("num_heads", num_heads, embed_dim=_checks.integer("embed_dim", embed_dim, 1))
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_divisor("num_kv_heads", self.num_kv_heads, num_heads=num_heads)
+        self.head_dim = embed_dim // num_heads
+        std = (0.4 / embed_dim) ** 0.5 if init_std is None else init_std
+        self.init_std = _checks.real("init_std", std)
         if share_rotations in ("heads", "both"):
             rotary_options["shared_heads"] = True
 
         def rope() -> RotaryEmbedding | None:
-            if position == "none":
+            if position not in METHODS:
                 return None
             return RotaryEmbedding(
                 position,
-                num_heads=kv_heads,
-                head_dim=embed_dim // num_heads,
+                num_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
                 num_axes=1,
                 block_size=block_size,
                 init=init,
                 base=base,
+                position_scale=None,
+                num_prefix_tokens=0,
                 **rotary_options,
             )
 
         self.embed = nn.Embedding(vocab_size, embed_dim)
+        self.rope = rope() if share_rotations in ("layers", "both") else None
         self.blocks = nn.ModuleList(
             Block(
                 embed_dim,
                 num_heads,
-                num_kv_heads=kv_heads,
+                num_kv_heads=self.num_kv_heads,
                 bias=False,
                 norm=nn.RMSNorm,
-                rope=rope(),
+                rope=rope() if self.rope is None else self.rope,
+                owns_rope=self.rope is None,
                 rotate_values=rotate_values,
                 mlp_ratio=mlp_ratio,
             )
-            for _ in range(depth)
+            for _ in range(_checks.integer("depth", depth, 1))
         )
         self.norm = nn.RMSNorm(embed_dim, eps=1e-6)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
         self.reset_parameters()
 
-    def arguments(self) -> dict[str, Any]:
-        return dict(self._given)
+    def note_folded(self) -> None:
+        """Update ``arguments`` after ``comrope.fold``: every head has its own frequencies now."""
+        super().note_folded()
+        shared = {"heads": "none", "both": "layers"}
+        self._given["share_rotations"] = shared.get(
+            self._given["share_rotations"], self._given["share_rotations"]
+        )
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        for module in self.modules():
-            if module is not self and callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2 and ".rope." not in name:
-                last = name.endswith(("attn.proj.weight", "mlp.fc2.weight"))
-                scale = (2 * len(self.blocks)) ** -0.5 if last else 1.0
-                nn.init.normal_(parameter, std=self.init_std * scale)
-
-    def new_cache(self, batch_size: int, max_length: int) -> Cache:
-        attention = self.blocks[0].attn
-        heads, dim = attention.num_kv_heads, attention.qkv.in_features // attention.num_heads
-        shape = (len(self.blocks), batch_size, heads, max_length, dim)
-        weight = self.embed.weight
-        return Cache(weight.new_zeros(shape), weight.new_zeros(shape))
+        """Initialize all parameters anew, also after construction on the meta device."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                ends_branch = name.endswith(("attn.proj", "mlp.fc2"))
+                share = (2 * len(self.blocks)) ** -0.5 if ends_branch else 1.0
+                module.weight.normal_(std=self.init_std * share)
+            elif isinstance(module, nn.RMSNorm | RotaryEmbedding):
+                module.reset_parameters()
 
     def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        cache: Cache | None = None,
+        *,
+        last_only: bool = False,
     ) -> Tensor:
-        """Return the logits (B, T, V) of the token after each of tokens (B, T)."""
-        past, length = 0 if cache is None else cache.length, tokens.shape[1]
-        index = torch.arange(past, past + length, device=tokens.device)
-        if positions is None:
-            positions = index[:, None]
-        scale = None
-        if self.attention_temperature == "log":
-            scale = ((index + 1).float().log() / math.log(self.context)).clamp_min(1)[:, None]
+        """Return the logits of the token that follows each token.
+
+        Args:
+            tokens: (B, T), int64. A range check is made on the CPU only; on a GPU it would
+                synchronize.
+            positions: (T, 1) or (B, T, 1), by default the indices of the tokens: 0, 1, ..., with a
+                cache from its length on.
+            cache: The tokens follow those in it, and are added to it. No gradient is computed.
+            last_only: Return logits for the last token only.
+
+        Returns:
+            (B, T, V), or (B, 1, V).
+
+        Raises:
+            TypeError: ``tokens`` is no tensor, or of another dtype.
+            ValueError: A token is out of range, or the cache is too short or not of this model and
+                batch size; the cache is unchanged.
+        """
+        check_tokens(tokens, self.vocab_size)
         if cache is None:
-            angles: Any = self._angles()
-        else:
-            angles = cache.angles = cache.angles or self._angles()
-        x = self.embed(tokens)
-        for number, block in enumerate(self.blocks):
-            attend = Causal(scale)
-            if cache is not None:
-                attend = Causal(scale, cache.keys[number], cache.values[number], past)
-            run = functools.partial(block, attend=attend)
-            if self.grad_checkpointing and self.training:
-                x = checkpoint(run, x, positions, angles[number], use_reentrant=False)
-            else:
-                x = run(x, positions, angles[number])
+            return self._logits(tokens, positions, None, last_only)
+        cache.check(len(self.blocks), (tokens.shape[0], self.num_kv_heads, self.head_dim))
+        cache.require_room(tokens.shape[1])
+        with torch.no_grad():
+            logits = self._logits(tokens, positions, cache, last_only)
+        cache.length += tokens.shape[1]
+        return logits
+
+    def _logits(
+        self, tokens: Tensor, positions: Tensor | None, cache: Cache | None, last_only: bool
+    ) -> Tensor:
+        start, angles = 0, None
+        layers: Sequence[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(self.blocks)
         if cache is not None:
-            cache.length += length
-        x = self.norm(x)
+            start, layers = cache.length, cache.layers
+            angles = cache.angles if start else None
+        if angles is None:
+            angles = self._angles()
+        if cache is not None:
+            cache.angles = angles
+        end = start + tokens.shape[1]
+        index = torch.arange(start, end, device=tokens.device)
+        x = self.embed(tokens)
+        temperature = self._temperature(index + 1, end, x)
+        attend = [CausalAttention(temperature, *layer, start) for layer in layers]
+        x = self.apply_blocks(x, index[:, None] if positions is None else positions, angles, attend)
+        x = self.norm(x[:, -1:] if last_only else x)
         return nn.functional.linear(x, self.embed.weight) if self.head is None else self.head(x)
 
-    def _angles(self) -> list[Angles] | list[None]:
-        methods = [rope.method for rope in rotary_modules(self).values()]
-        return batched_angles(methods) or [None] * len(self.blocks)
+    def _temperature(self, visible: Tensor, most: int, x: Tensor) -> Tensor | None:
+        """Return the factors (T, 1) of queries, or None if all are one."""
+        if self.attention_temperature == "constant":
+            return None
+        # A graph must not depend on the length.
+        if not torch.compiler.is_compiling() and most <= self.context:
+            return None
+        return log_temperature(visible, self.context, compute_dtype(x))[:, None]
+
+    def new_cache(self, batch_size: int, max_length: int) -> Cache:
+        """Return an empty cache for so many sequences of up to so many tokens.
+
+        It is for this model, as long as its weights and rotations do not change. Under autocast it
+        has the dtype of autocast, otherwise that of the weights.
+        """
+        _checks.integer("batch_size", batch_size, 1)
+        _checks.integer("max_length", max_length, 1)
+        weight = self.embed.weight
+        device, dtype = weight.device, weight.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        shape = (batch_size, self.num_kv_heads, max_length, self.head_dim)
+        return Cache(len(self.blocks), shape, device=device, dtype=dtype)
 
     @torch.no_grad()
     def generate(
@@ -208,33 +262,119 @@ class GPT(Pretrained):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
         use_cache: bool = True,
+        *,
+        stop_token: int | None = None,
     ) -> Tensor:
-        """Return tokens (B, T + max_new_tokens)."""
-        total = tokens.shape[1] + max_new_tokens
-        cache = self.new_cache(tokens.shape[0], total) if use_cache else None
+        """Continue sequences of tokens.
+
+        Args:
+            tokens: The beginnings (B, T), all of one length.
+            max_new_tokens: Tokens to add.
+            temperature: 0: the most probable token. Otherwise logits are divided by it, and the
+                token is drawn.
+            top_k: Draw among the most probable tokens only.
+            generator: Of the draws, on the device of the model.
+            use_cache: Compute every token once. Without it, the results are the same, but slower.
+            stop_token: It ends a sequence. All tokens after it are this token too; if all sequences
+                have ended, the result is shorter.
+
+        Returns:
+            (B, T + max_new_tokens), the beginnings included.
+
+        Raises:
+            TypeError, ValueError: As in ``forward``; or logits are not finite.
+        """
+        check_tokens(tokens, self.vocab_size, on_any_device=True)
+        _checks.integer("max_new_tokens", max_new_tokens, 0)
+        _checks.real("temperature", temperature)
+        for name, value, most in (
+            ("top_k", top_k, self.vocab_size),
+            ("stop_token", stop_token, self.vocab_size - 1),
+        ):
+            if value is not None and _checks.integer(name, value, name == "top_k") > most:
+                raise ValueError(f"{name}: expected at most {most}, got {value}")
+        batch, length = tokens.shape
+        cache = self.new_cache(batch, length + max_new_tokens) if use_cache else None
+        finite = tokens.new_ones((), dtype=torch.bool)
+        ended = tokens.new_zeros((batch, 1), dtype=torch.bool)
         new = tokens
-        while tokens.shape[1] < total:
-            logits = self(new if use_cache else tokens, cache=cache)[:, -1].float()
-            if temperature == 0:
-                new = logits.argmax(-1, keepdim=True)
-            else:
-                if top_k is not None:
-                    least = logits.topk(top_k).values[:, -1:]
-                    logits = logits.masked_fill(logits < least, -torch.inf)
-                shares = (logits / temperature).softmax(-1)
-                new = torch.multinomial(shares, 1, generator=generator)
-            tokens = torch.cat((tokens, new), 1)
+        for _ in range(max_new_tokens):
+            logits = self(tokens if cache is None else new, cache=cache, last_only=True)[:, 0]
+            logits = logits.to(compute_dtype(logits))
+            finite &= logits.isfinite().all()
+            new = _draw(logits, temperature, top_k, generator)
+            if stop_token is not None:
+                new = torch.where(ended, stop_token, new)
+                ended |= new == stop_token
+            tokens = torch.cat((tokens, new), dim=1)
+            if stop_token is not None and bool(ended.all()):
+                break
+        if not finite:
+            raise ValueError("model: expected finite logits, got NaN or infinity among them")
         return tokens
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Save only the inputs of blocks, and recompute the rest in the backward pass."""
-        self.grad_checkpointing = enable
+    def example_input(
+        self, batch: int, more: int = 0, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return random tokens (B, context + more)."""
+        return torch.randint(self.vocab_size, (batch, self.context + more), generator=generator)
 
-    def position_parameters(self) -> int:
-        """Count the parameters of the position encoding."""
-        return sum(p.numel() for rope in rotary_modules(self).values() for p in rope.parameters())
+    def dynamic_sizes(self) -> dict[int, tuple[str, int]]:
+        return {1: ("tokens", 1)}
+
+    def extra_repr(self) -> str:
+        return f"context={self.context}, attention_temperature={self.attention_temperature!r}"
+
+
+def _draw(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """Return the next tokens (B, 1) from logits (B, V)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if top_k is None:
+        shares = (logits / temperature).softmax(-1)
+        return torch.multinomial(shares, 1, generator=generator)
+    largest = logits.topk(top_k)
+    shares = (largest.values / temperature).softmax(-1)
+    return largest.indices.gather(-1, torch.multinomial(shares, 1, generator=generator))
+
+
+def check_tokens(tokens: Tensor, vocab_size: int, *, on_any_device: bool = False) -> None:
+    """Raise unless ``tokens`` is (B, T), int64, not empty and in the vocabulary.
+
+    Args:
+        tokens: The tokens.
+        vocab_size: V.
+        on_any_device: Check the values on a GPU too, which synchronizes.
+    """
+    if not isinstance(tokens, Tensor):
+        raise TypeError(
+            f"tokens: expected a tensor (B, T), sequences of one length, got "
+            f"{type(tokens).__name__}; for other lengths make one call per length"
+        )
+    if tokens.dtype != torch.int64:
+        raise TypeError(f"tokens: expected int64, got {tokens.dtype}; convert with .long()")
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(
+            f"tokens: expected shape (B, T) with at least one token, got {tuple(tokens.shape)}"
+        )
+    if torch.compiler.is_compiling() or not (on_any_device or tokens.device.type == "cpu"):
+        return
+    try:
+        least, most = (int(x) for x in tokens.aminmax())
+    except RuntimeError:  # no values: meta or fake tensors
+        return
+    if not 0 <= least <= most < vocab_size:
+        wrong = least if least < 0 else most
+        raise ValueError(f"tokens: expected 0 to {vocab_size - 1}, got {wrong}")
 
 
 def create_gpt(name: str, **options: Any) -> GPT:
-    """Create a GPT by name, one of ``SIZES``; ``options`` are those of ``GPT``."""
+    """Create a GPT by name.
+
+    Args:
+        name: One of ``SIZES``, such as ``gpt_small``.
+        options: Options of ``GPT``, which override the name; ``vocab_size`` is required.
+    """
     return GPT(**{**SIZES[_checks.one_of("name", name, SIZES)], **options})

@@ -32,7 +32,7 @@ from comrope.analysis import rotary_modules
 from comrope.models.arguments import check_arguments, to_json
 from comrope.models.weights import misfits, mixed_dtypes, nonfinite, shapes_of
 
-__all__ = ["Pretrained"]
+__all__ = ["Pretrained", "architecture_of"]
 
 LIBRARY, FORMAT = "comrope", 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -126,6 +126,8 @@ class Pretrained(nn.Module):
         """
         if num_classes is not None:
             _checks.integer("num_classes", num_classes, 0)
+            if not hasattr(cls, "reset_classifier"):
+                raise ValueError(f"num_classes: expected None, since a {cls.__name__} has none")
         find = _finder(
             folder,
             revision=revision,
@@ -182,6 +184,16 @@ class Pretrained(nn.Module):
 
 
 # Configuration and weights.
+
+
+def architecture_of(folder: Path) -> str | None:
+    """Return the name of the class that saved a model in a folder; None if it cannot be read."""
+    try:
+        schema = Entries({"architecture": TEXT})
+        name: str = _json.read(folder / CONFIG, schema, largest=LARGEST_CONFIG)["architecture"]
+    except (OSError, ValueError):
+        return None
+    return name
 
 
 def _digest(arguments: Mapping[str, Any]) -> str:

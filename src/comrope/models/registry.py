@@ -45,6 +45,8 @@ def create_model(name: str, **options: Any) -> ViT:
     Raises:
         ValueError: The name is not of that form, or has an unknown size.
     """
+    if isinstance(name, str) and name.startswith("gpt"):
+        raise ValueError(f"name: expected the name of a ViT, got {name!r}; see create_gpt")
     match = NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None or match[1] not in SIZES:
         raise ValueError(

@@ -11,18 +11,15 @@ from typing import Any, cast
 import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from comrope import _checks
 from comrope import positions as coordinates
 from comrope._deprecated import renamed_keywords
 from comrope._dtypes import constants_like
-from comrope.analysis import rotary_modules
-from comrope.angles import Angles
-from comrope.methods import METHODS, batched_angles, has_vanilla_frequencies, method_class
+from comrope.methods import METHODS, has_vanilla_frequencies
 from comrope.models.attention import Block
 from comrope.models.embeddings import AbsolutePositions, Patches
-from comrope.models.pretrained import Pretrained
+from comrope.models.transformer import RotaryTransformer, check_divisor, check_rotation
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["POSITIONS", "ViT"]
@@ -31,28 +28,12 @@ POSITIONS = (*METHODS, "ape", "none")
 POOLS = ("token", "avg")
 CLASS_POSITIONS = ("center", "unrotated")
 POSITION_UNITS = ("patch", "relative")
+AXES = {1: ("patches",), 2: ("rows", "columns"), 3: ("frames", "rows", "columns")}  # names
 # Names of older versions: accepted as keywords with a warning, and in saved files.
 RENAMED = {"near": "locality_bias", "rope_units": "position_units"}
-NOT_ARGUMENTS = ("self", "__class__", "rotary_options")  # among the locals of the constructor
-# Types of rotary_options: other keywords of RotaryEmbedding and of its methods.
-ROTARY_OPTIONS = {
-    "backend": str,
-    "channel_order": str,
-    "axis_order": str,
-    "spread": float,
-    "frequencies": Sequence[float] | None,
-    "rotated_share": float | None,
-    "shared_heads": bool,
-    "log_frequencies": bool,
-    **{
-        option: type(default)
-        for method in METHODS
-        for option, default in method_class(method).options.items()
-    },
-}
 
 
-class ViT(Pretrained):
+class ViT(RotaryTransformer):
     """A plain vision transformer with one position encoding, on any number of axes.
 
     Args:
@@ -88,8 +69,8 @@ class ViT(Pretrained):
         rotary_options: Other options of ``RotaryEmbedding`` (see ``ROTARY_OPTIONS``).
     """
 
-    extra_arguments = ROTARY_OPTIONS
     renamed_arguments = RENAMED
+    input_name = "x"
 
     @renamed_keywords(RENAMED)
     def __init__(
@@ -120,37 +101,29 @@ class ViT(Pretrained):
         init_std: float = 0.02,
         **rotary_options: Any,
     ) -> None:
-        given = {**locals(), **rotary_options}
+        given = locals()
         super().__init__()
-        self._given = {k: given[k] for k in given if k not in NOT_ARGUMENTS}
+        self.note_arguments(given, rotary_options)
         canvas = _sizes("img_size", img_size, 2 if isinstance(patch_size, int) else len(patch_size))
         patch = _sizes("patch_size", patch_size, len(canvas))
         _checks.one_of("position", position, POSITIONS)
-        if not isinstance(init, str):
-            raise TypeError(
-                f"init: expected a name such as 'rope', got {init!r}; give its fields as base=, "
-                "spread= and frequencies="
-            )
         if ape and position == "none":
             raise ValueError(
                 "ape: expected False with position 'none'; position='ape' is APE alone"
             )
-        for name, value, off in (
-            ("rotate_values", rotate_values, False),
-            ("locality_bias", locality_bias, 0),
-        ):
-            if value and position not in METHODS:
-                raise ValueError(
-                    f"{name}: expected {off}, since position {position!r} has no rotation"
-                )
+        check_rotation(
+            position,
+            init=init,
+            default_init="normal",
+            base=base,
+            rotary_options=rotary_options,
+            rotate_values=(rotate_values, False),
+            locality_bias=(locality_bias, 0),
+        )
         _checks.one_of("position_units", position_units, POSITION_UNITS)
         _checks.one_of("class_position", class_position, CLASS_POSITIONS)
         _check_pool(global_pool, class_token)
-        _checks.integer("num_heads", num_heads, 1)
-        if embed_dim % num_heads:
-            raise ValueError(
-                f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}"
-            )
+        check_divisor("num_heads", num_heads, embed_dim=embed_dim)
         if "num_axes" in rotary_options:
             raise TypeError(
                 "num_axes: expected none, since the length of img_size sets it, such as (1024,) or "
@@ -160,7 +133,7 @@ class ViT(Pretrained):
         self.locality_bias = _checks.real("locality_bias", locality_bias)
         self.position, self.class_position, self.global_pool = position, class_position, global_pool
         self.num_classes, self.num_features = num_classes, embed_dim
-        self.num_prefix_tokens, self.grad_checkpointing = int(class_token), False
+        self.num_prefix_tokens = int(class_token)
         self.patches = Patches(patch, _checks.integer("in_chans", in_chans, 1), embed_dim)
         self.train_grid = self.patches.grid_shape(canvas)
         factors = 1.0 if axis_scale is None else axis_scale
@@ -173,11 +146,6 @@ class ViT(Pretrained):
 
         def rope() -> RotaryEmbedding | None:
             if position not in METHODS:
-                if rotary_options or init != "normal" or base is not None:
-                    raise ValueError(
-                        f"position: {position!r} has no rotation, so it takes no init, base or "
-                        f"options; got init={init!r}, base={base!r}, {rotary_options}"
-                    )
                 return None
             in_patches = has_vanilla_frequencies(position, init) and position_units == "patch"
             return RotaryEmbedding(
@@ -212,16 +180,11 @@ class ViT(Pretrained):
 
     def arguments(self) -> dict[str, Any]:
         """Return the keywords that make the same model, classifier changes included."""
-        return {**self._given, "num_classes": self.num_classes, "global_pool": self.global_pool}
-
-    def note_folded(self) -> None:
-        """Update ``arguments`` after ``comrope.fold``: all rotations are RoPE-Mixed now."""
-        plain = {"position": "rope-mixed", "init": "zeros", "base": None}
-        options = method_class(self.position).options
-        starts = ("frequencies", "rotated_share", "spread", "locality_bias")
-        gone = (*options, *starts, "log_frequencies")
-        kept = {k: v for k, v in self._given.items() if k not in gone}
-        self._given, self.position = {**kept, **plain}, "rope-mixed"
+        return {
+            **super().arguments(),
+            "num_classes": self.num_classes,
+            "global_pool": self.global_pool,
+        }
 
     def token_positions(self, grid: Sequence[int] | None = None) -> Tensor:
         """Return the coordinates of the tokens of a grid of patches, class token first.
@@ -263,34 +226,28 @@ class ViT(Pretrained):
             x = x + self.ape(positions[..., self.num_prefix_tokens :, :])
         if self.cls_token is not None:
             x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-        for block, angles in zip(self.blocks, self._angles(), strict=True):
-            if self.grad_checkpointing and self.training:
-                x = checkpoint(block, x, positions, angles, use_reentrant=False)
-            else:
-                x = block(x, positions, angles)
-        return self.norm(x)
+        return self.norm(self.apply_blocks(x, positions))
 
-    def _angles(self) -> list[Angles] | list[None]:
-        """Compute the angles of all blocks at once.
+    def example_input(
+        self, batch: int, more: int = 0, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Return a random canvas (B, C, X_1, ..., X_N); axis i has ``more`` + i more patches."""
+        sizes = [
+            patch * (count + (more + axis if more and count > 1 else 0))
+            for axis, (patch, count) in enumerate(
+                zip(self.patches.patch_size, self.train_grid, strict=True)
+            )
+        ]
+        return torch.randn(batch, self.patches.in_chans, *sizes, generator=generator)
 
-        Return None for every block if hooks fetch parameters when a block is called (sharded or
-        offloaded models). Every block then computes its own angles.
-        """
-        separate: list[None] = [None] * len(self.blocks)
-        methods = []
-        for block in cast(Iterable[Block], self.blocks):
-            rope = getattr(block.attn, "rope", None)
-            if not isinstance(rope, RotaryEmbedding):
-                return separate
-            for module in (block, block.attn, rope, rope.method):
-                if module._forward_pre_hooks or hasattr(module, "_hf_hook"):
-                    return separate
-            methods.append(rope.method)
-        return batched_angles(methods) or separate
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Save only the inputs of blocks, and recompute the rest in the backward pass."""
-        self.grad_checkpointing = enable
+    def dynamic_sizes(self) -> dict[int, tuple[str, int]]:
+        """Return all axes, except those with only one patch."""
+        names = AXES.get(self.num_axes, [f"patches_{axis}" for axis in range(self.num_axes)])
+        return {
+            2 + axis: (names[axis], patch)
+            for axis, patch in enumerate(self.patches.patch_size)
+            if self.train_grid[axis] > 1
+        }
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         pooled = self.global_pool == "avg"
@@ -331,18 +288,12 @@ class ViT(Pretrained):
 
     def position_parameters(self) -> int:
         """Count the parameters of the position encoding: angles and absolute positions."""
-        angles = (p for module in rotary_modules(self).values() for p in module.parameters())
         codebook = 0 if self.ape is None else self.ape.codebook.numel()
-        return codebook + sum(p.numel() for p in angles)
+        return codebook + super().position_parameters()
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay: tokens, positions, angles."""
-        angles = {
-            f"{name}.{parameter}"
-            for name, module in rotary_modules(self).items()
-            for parameter in module.no_weight_decay()
-        }
-        return angles | {"cls_token", "ape.codebook"}
+        return super().no_weight_decay() | {"cls_token", "ape.codebook"}
 
     def _positions(self, positions: Tensor | None, grid: tuple[int, ...]) -> Tensor:
         default = self.token_positions(grid)

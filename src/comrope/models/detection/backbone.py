@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from comrope import _checks
 from comrope import positions as coordinates
 from comrope._dtypes import constants_like
 from comrope.analysis import rotary_modules
+from comrope.models.attention import attend_to_all
 from comrope.models.detection.pyramid import windowed_attention
 from comrope.models.vit import ViT
 
@@ -102,14 +101,11 @@ class PlainBackbone(nn.Module):
         if vit.ape is not None:
             x = x + vit.ape(relative)
         in_windows = partial(windowed_attention, grid=grid, window=self.window)
-        for index, angles in enumerate(vit._angles()):
-            block = vit.blocks[index]
-            windowed: dict[str, Any] = {"attend": in_windows}
-            options = {} if index in self.global_blocks else windowed
-            if vit.grad_checkpointing and self.training:
-                x = checkpoint(block, x, rotated, angles, use_reentrant=False, **options)
-            else:
-                x = block(x, rotated, angles, **options)
+        attend = [
+            attend_to_all if index in self.global_blocks else in_windows
+            for index in range(len(vit.blocks))
+        ]
+        x = vit.apply_blocks(x, rotated, attend=attend)
         return vit.norm(x).mT.unflatten(2, grid)
 
     def grid_shape(self, canvas: Sequence[int]) -> tuple[int, int]:
