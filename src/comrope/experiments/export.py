@@ -1,4 +1,4 @@
-"""Export a trained model: to ONNX, torch.export, or a folder for ``ViT.from_pretrained``.
+"""Export a trained model: to ONNX, torch.export, or a folder for ``from_pretrained``.
 
 An exported program is run and compared with the model at two sizes before its file is written.
 """
@@ -24,8 +24,10 @@ from comrope.experiments.common.json_files import read_json
 from comrope.experiments.runs.directory import CONFIG
 from comrope.experiments.tasks import task_of
 from comrope.experiments.training.evaluate import load_run
-from comrope.models import ViT
+from comrope.models import GPT, ViT
 from comrope.models.export import Exportable
+from comrope.models.pretrained import architecture_of
+from comrope.models.transformer import RotaryTransformer
 
 __all__ = ["FORMATS", "Differs", "Exported", "export"]
 
@@ -42,7 +44,7 @@ SCHEMA = Entries(
     }
 )
 LARGEST_ONNX = 3 * 2**29  # bytes; larger models need a separate file of weights
-AXES = {1: ("patches",), 2: ("rows", "columns"), 3: ("frames", "rows", "columns")}
+MODELS: dict[str | None, type[RotaryTransformer]] = {"ViT": ViT, "GPT": GPT}
 
 Notes = dict[str, Any]
 Run = Callable[[Tensor], Tensor]
@@ -65,7 +67,7 @@ def export(source: Path, to: str, out: Path) -> Exported:
     Args:
         source: The folder.
         to: "onnx" or "torch-export", in float32, for any batch and any size of at least two patches
-            per axis; "safetensors", for ``ViT.from_pretrained``.
+            per axis or two tokens; "safetensors", for ``from_pretrained``.
         out: A file, or with "safetensors" a folder.
 
     Raises:
@@ -103,24 +105,20 @@ def _check_installed(*packages: str) -> None:
             )
 
 
-def _load(source: Path) -> tuple[ViT, Notes]:
-    """Return a model, and the preprocessing of its images if known."""
+def _load(source: Path) -> tuple[RotaryTransformer, Notes]:
+    """Return a model, and the preprocessing of its inputs if known."""
     if (source / CONFIG).is_file():
         config, model = load_run(source)
-        if not isinstance(model, ViT):
-            found = f"{type(model).__name__} of the task {task_of(config).name}"
-            raise UserError(f"run: expected a ViT of comrope, {source} has a {found}")
-        notes = {
-            "mean": list(config.data.mean),
-            "std": list(config.data.std),
-            "interpolation": config.augment.interpolation,
-            "crop_pct": config.augment.crop_pct,
-        }
-        return model, notes
+        task = task_of(config)
+        if not isinstance(model, RotaryTransformer):
+            found = f"{type(model).__name__} of the task {task.name}"
+            raise UserError(f"run: expected a model of comrope, {source} has a {found}")
+        return model, task.preprocessing()
     if not source.is_dir():
         raise UserError(f"run: expected the folder of a run or of a saved model, got {source}")
     try:
-        return ViT.from_pretrained(source), _read_notes(source / NOTES)
+        kind = MODELS.get(architecture_of(source), ViT)
+        return kind.from_pretrained(source), _read_notes(source / NOTES)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"run: {error}") from None
 
@@ -133,7 +131,7 @@ def _read_notes(path: Path) -> Notes:
     return notes
 
 
-def _export_folder(model: ViT, notes: Notes, out: Path) -> Exported:
+def _export_folder(model: RotaryTransformer, notes: Notes, out: Path) -> Exported:
     model.save_pretrained(out)
     if notes:
         text = json.dumps(notes, indent=2) + "\n"
@@ -141,7 +139,7 @@ def _export_folder(model: ViT, notes: Notes, out: Path) -> Exported:
     return Exported(out, None)
 
 
-def _export_torch(model: ViT, notes: Notes, out: Path) -> Exported:
+def _export_torch(model: RotaryTransformer, notes: Notes, out: Path) -> Exported:
     program, worst = _program(model), 0.0
 
     def write(path: Path) -> None:
@@ -155,7 +153,7 @@ def _export_torch(model: ViT, notes: Notes, out: Path) -> Exported:
     return Exported(out, worst)
 
 
-def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
+def _export_onnx(model: RotaryTransformer, notes: Notes, out: Path) -> Exported:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     if size > LARGEST_ONNX:
         raise UserError(f"to: expected at most {LARGEST_ONNX} bytes for onnx, the model has {size}")
@@ -163,7 +161,7 @@ def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
         _program(model),
         dynamo=True,
         opset_version=OPSET,
-        input_names=["x"],
+        input_names=[model.input_name],
         output_names=["logits"],
         dynamic_shapes=_dynamic(model),  # for their names
         verbose=False,
@@ -177,15 +175,15 @@ def _export_onnx(model: ViT, notes: Notes, out: Path) -> Exported:
     def write(path: Path) -> None:
         nonlocal worst
         made.save(path)
-        worst = _compare(model, _onnx_runtime(path), str(out))
+        worst = _compare(model, _onnx_runtime(path, model.input_name), str(out))
 
     write_files({out: write})
     return Exported(out, worst)
 
 
-def _program(model: ViT) -> ExportedProgram:
+def _program(model: RotaryTransformer) -> ExportedProgram:
     """Trace a model in strict mode; otherwise argument checks would get symbolic numbers."""
-    example = torch.randn(2, model.patches.in_chans, *_canvas(model))
+    example = model.example_input(2)
     with torch.no_grad():
         program = torch.export.export(
             Exportable(model), (example,), dynamic_shapes=_dynamic(model), strict=True
@@ -196,33 +194,21 @@ def _program(model: ViT) -> ExportedProgram:
     return program
 
 
-def _dynamic(model: ViT) -> dict[str, dict[int, Any]]:
-    """Return the dynamic sizes: batch, and axes in patches, except axes with only one patch."""
-    names = AXES.get(model.num_axes, [f"patches_{axis}" for axis in range(model.num_axes)])
+def _dynamic(model: RotaryTransformer) -> dict[str, dict[int, Any]]:
+    """Return the dynamic sizes: batch, and those of the model."""
     sizes = {
-        2 + axis: patch * Dim(names[axis], min=2)
-        for axis, patch in enumerate(model.patches.patch_size)
-        if model.train_grid[axis] > 1
+        dimension: Dim(name, min=2) if unit == 1 else unit * Dim(name, min=2)
+        for dimension, (name, unit) in model.dynamic_sizes().items()
     }
     return {"x": {0: Dim("batch"), **sizes}}
 
 
-def _canvas(model: ViT, more: int = 0) -> list[int]:
-    """Return the sizes of the training canvas, with ``more`` patches on each dynamic axis."""
-    return [
-        patch * (count + (more + axis if more and count > 1 else 0))
-        for axis, (patch, count) in enumerate(
-            zip(model.patches.patch_size, model.train_grid, strict=True)
-        )
-    ]
-
-
 @torch.no_grad()
-def _compare(model: ViT, run: Run, name: str) -> float:
+def _compare(model: RotaryTransformer, run: Run, name: str) -> float:
     """Return the largest relative error at the training size and at a larger one."""
     random, worst = torch.Generator().manual_seed(0), 0.0
     for batch, more in ((1, 0), (2, 1)):
-        x = torch.randn(batch, model.patches.in_chans, *_canvas(model, more), generator=random)
+        x = model.example_input(batch, more, generator=random)
         expected = model(x)
         error = float((run(x) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not error <= TOLERANCE:  # also for NaN
@@ -234,8 +220,8 @@ def _compare(model: ViT, run: Run, name: str) -> float:
     return worst
 
 
-def _onnx_runtime(path: Path) -> Run:
+def _onnx_runtime(path: Path, name: str) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])

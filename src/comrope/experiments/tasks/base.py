@@ -197,6 +197,10 @@ class Task(ABC):
         """Return what training does not use of a source, such as ids of annotations, by reason."""
         return dict(getattr(source, "left_out", {}))
 
+    def preprocessing(self) -> dict[str, Any]:
+        """Return JSON values that make inputs of an exported model, such as mean and std."""
+        return {}
+
     # Model
 
     def build_model(self) -> nn.Module:

@@ -176,6 +176,15 @@ class ImageTask(Task):
     def collate(self, items: list[Any]) -> Batch:
         return collate_images(items)
 
+    def preprocessing(self) -> dict[str, Any]:
+        data, augment = self.config.data, self.config.augment
+        return {
+            "mean": list(data.mean),
+            "std": list(data.std),
+            "interpolation": augment.interpolation,
+            "crop_pct": augment.crop_pct,
+        }
+
     # Model
 
     def create_model(self) -> nn.Module:
