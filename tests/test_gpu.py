@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from helpers import COMMUTING, make, queries_and_keys, relative_error, scores_and_gradients
+from support import gpts
 
 import comrope
 from comrope.experiments.common import timing
@@ -218,3 +219,43 @@ def test_the_optimizer_is_fused_and_can_be_saved():
         model(x).square().sum().backward()
         optimizer.step()
     torch.testing.assert_close(models[0].weight, models[1].weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("position", [*comrope.METHODS, "none"])
+def test_a_language_model_with_a_cache(position):
+    """The logits of the whole text, without synchronizing after the first call."""
+    rotation = {} if position == "none" else {"rotate_values": True, "backend": "auto"}
+    for low, limit in ((False, 1e-4), (True, 0.05)):
+        model = gpts.nano(position, dtype=torch.float32, num_kv_heads=2, **rotation).cuda()
+        tokens = gpts.text(2, 40).cuda()
+        with torch.autocast("cuda", torch.bfloat16, enabled=low), torch.no_grad():
+            expected, cache = model(tokens), model.new_cache(2, 40)
+            parts = [model(tokens[:, :30], cache=cache)]
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                parts += [model(part, cache=cache) for part in tokens[:, 30:].split(1, dim=1)[:6]]
+                parts += [model(tokens[:, 36:], cache=cache)]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert relative_error(torch.cat(parts, 1).float(), expected.float()) < limit
+        texts = [model.generate(tokens, 10, use_cache=use_cache) for use_cache in (True, False)]
+        assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("position", ["comrope-ld", "comrope-torus", "rope"])
+def test_a_compiled_language_model(position):
+    model = gpts.nano(position, dtype=torch.float32, rotate_values=True, num_kv_heads=2).cuda()
+    tokens = gpts.text(2, 40).cuda()
+
+    def outcome():
+        logits = model(tokens)
+        loss = logits.log_softmax(-1)[..., 0].sum()
+        return [logits, *torch.autograd.grad(loss, [*model.parameters()])]
+
+    expected, continued = outcome(), model.generate(tokens, 10)
+    for block in model.blocks:
+        block.compile(fullgraph=True)
+    for a, b in zip(outcome(), expected, strict=True):
+        assert relative_error(a, b) < 1e-3
+    assert torch.equal(model.generate(tokens, 10), continued)
+    torch.compiler.reset()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import gpts
 from support.runs import tiny
 from torch import nn
 
@@ -18,7 +19,7 @@ from comrope.experiments.export import export
 from comrope.experiments.runs.directory import write_finished
 from comrope.experiments.tasks import task_of
 from comrope.experiments.training.evaluate import load_run
-from comrope.models import ViT, create_model
+from comrope.models import GPT, ViT, create_model
 from comrope.models.export import Exportable
 
 
@@ -39,10 +40,10 @@ def error_of(run, model: ViT, batch: int, *grid: int) -> float:
         return float((run(x) - expected).abs().max() / expected.abs().max())
 
 
-def onnx_session(path: Path):
+def onnx_session(path: Path, name: str = "x"):
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
 # Two of each kind would take minutes: AP is a line as LD is, RoPE-Mixed has planes as RoPE has.
@@ -110,6 +111,35 @@ def test_torch_export_computes_what_the_model_computes(options, grids, tmp_path,
     assert b"stack_trace" not in content
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+@pytest.mark.parametrize(
+    ("position", "options"),
+    [
+        (
+            "comrope-torus",
+            {"rotate_values": True, "num_kv_heads": 2, "attention_temperature": "log"},
+        ),
+        ("liere", {"share_rotations": "layers", "channel_order": "half", "tie_embeddings": False}),
+        ("none", {}),
+    ],
+)
+def test_a_language_model_for_any_batch_and_length(to, position, options, tmp_path):
+    if to == "onnx":
+        pytest.importorskip("onnxscript")
+    model, out = gpts.nano(position, dtype=torch.float32, **options), tmp_path / "model"
+    out = out.with_suffix(exporting.FORMATS[to])
+    model.save_pretrained(tmp_path / "saved")
+    assert export(tmp_path / "saved", to, out).error < 1e-5
+    run = onnx_session(out, "tokens") if to == "onnx" else torch.export.load(out).module()
+    for shape in ((1, 1), (1, 2), (3, gpts.CONTEXT), (2, 3 * gpts.CONTEXT)):
+        tokens = gpts.text(*shape)
+        with torch.no_grad():
+            expected = model(tokens)
+            error = (run(tokens) - expected).abs().max() / expected.abs().max()
+        assert error < 1e-5, shape
+
+
 @pytest.fixture
 def run(tmp_path) -> Path:
     """What a finished run leaves, without the training."""
@@ -140,6 +170,17 @@ class Wrong(nn.Module):
 
     def forward(self, x):
         return self.model(x) * (1 + (x.shape[-1] - 32) * 1e-3)
+
+
+def test_a_saved_language_model(tmp_path, command):
+    model = gpts.nano()
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "preprocessing.json").write_text('{"tokenizer": "bytes"}')
+    out = tmp_path / "model"
+    assert command("export", tmp_path / "saved", "--to", "safetensors", "--out", out)[0] == 0
+    tokens = gpts.text()
+    assert torch.equal(GPT.from_pretrained(out)(tokens), model(tokens))
+    assert json.loads((out / "preprocessing.json").read_text()) == {"tokenizer": "bytes"}
 
 
 def test_what_differs_is_not_left_behind(tmp_path, command, monkeypatch):
