@@ -152,6 +152,7 @@ def test_a_model_made_on_the_meta_device_can_be_filled(position):
         ({"position": "none", "rotate_values": True}, "rotate_values", ValueError),
         ({"position": "none", "share_rotations": "layers"}, "share_rotations", ValueError),
         ({"share_rotations": "layer"}, "share_rotations", ValueError),
+        ({"position": "rope", "share_rotations": "heads"}, "share_rotations", ValueError),
         ({"attention_temperature": "linear"}, "attention_temperature", ValueError),
         ({"vocab_size": 0}, "vocab_size", ValueError),
         ({"vocab_size": True}, "vocab_size", ValueError),

@@ -99,7 +99,7 @@ class CausalAttention:
             if k.dtype != self.keys.dtype:
                 raise ValueError(
                     f"cache: expected the dtype of keys, {k.dtype}, got {self.keys.dtype}; create "
-                    "it for the weights as they are, and under the same autocast"
+                    "it under the same autocast, for weights of the same dtype"
                 )
             end = self.start + tokens
             self.keys[:, :, self.start : end] = k

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from comrope import _checks
 from comrope._dtypes import compute_dtype
-from comrope.methods import METHODS
+from comrope.methods import METHODS, method_class
 from comrope.models.attention import Block, log_temperature
 from comrope.models.causal import Cache, CausalAttention
 from comrope.models.transformer import RotaryTransformer, check_divisor, check_rotation
@@ -115,6 +115,11 @@ class GPT(RotaryTransformer):
         std = (0.4 / embed_dim) ** 0.5 if init_std is None else init_std
         self.init_std = _checks.real("init_std", std)
         if share_rotations in ("heads", "both"):
+            if not method_class(position).learns:
+                raise ValueError(
+                    f"share_rotations: expected 'none' or 'layers', since position {position!r} "
+                    f"has no parameters to share, got {share_rotations!r}"
+                )
             rotary_options["shared_heads"] = True
 
         def rope() -> RotaryEmbedding | None:
@@ -152,14 +157,6 @@ class GPT(RotaryTransformer):
         self.norm = nn.RMSNorm(embed_dim, eps=1e-6)
         self.head = None if tie_embeddings else nn.Linear(embed_dim, vocab_size, bias=False)
         self.reset_parameters()
-
-    def note_folded(self) -> None:
-        """Update ``arguments`` after ``comrope.fold``: every head has its own frequencies now."""
-        super().note_folded()
-        shared = {"heads": "none", "both": "layers"}
-        self._given["share_rotations"] = shared.get(
-            self._given["share_rotations"], self._given["share_rotations"]
-        )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
