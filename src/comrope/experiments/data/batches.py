@@ -137,11 +137,12 @@ class TrainBatches:
         for step in range(self.start, self.steps):
             if step // self.steps_per_epoch != epoch:
                 epoch = step // self.steps_per_epoch
-                order = self.order(epoch).tolist()
+                order = self.order(epoch)
             first = (step % self.steps_per_epoch) * self.batch_size
             for part in range(self.parts):
                 begin = first + (self.process * self.parts + part) * share
-                yield [Key(epoch, place, order[place]) for place in range(begin, begin + share)]
+                samples = order[begin : begin + share].tolist()
+                yield [Key(epoch, place, sample) for place, sample in enumerate(samples, begin)]
 
 
 class ByView(Dataset[Any]):
