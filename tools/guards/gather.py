@@ -11,7 +11,7 @@ from identity_v1 import RENAMED_FIELDS, RENAMED_VALUES, digest, to_v1
 
 from guards.compare import differences as compare
 from guards.identity import aliases_of, kept_configs, reading_quickly
-from guards.tree import ERRORS, api, root
+from guards.tree import ERRORS, api, root, without_later_fields
 
 __all__ = ["canonical_results", "differences", "observe"]
 
@@ -117,7 +117,7 @@ def canonical_results(results: dict[str, Any], aliases: dict[str, str]) -> dict[
     found = {key: value for key, value in results.items() if key not in VOLATILE}
     for key in ("recipe", "pretraining"):
         if key in found:
-            found[key] = to_v1(found[key], aliases)
+            found[key] = to_v1(without_later_fields(found[key]), aliases)
     found["cells"] = [_canonical_cell(cell, aliases) for cell in found["cells"]]
     return found
 

@@ -109,7 +109,15 @@ def aliases_of(configs: list[Any]) -> dict[str, str]:
     """Return present name -> first name, for every run that others can start from."""
     present_name = api("run_name", *RUN_NAME)
     starts = [config for config in configs if not config.train.start_from]
-    return {present_name(config): run_name(v1_of(config)) for config in starts}
+    return {present_name(config): _name(config) for config in starts}
+
+
+def _name(config: Any, aliases: dict[str, str] | None = None) -> str:
+    """Return the first name of a run; the present one if it sets fields that were added since."""
+    try:
+        return run_name(v1_of(config, aliases))
+    except ValueError:
+        return str(api("run_name", *RUN_NAME)(config))
 
 
 def _plans() -> dict[str, Any]:
@@ -146,7 +154,7 @@ def _names(rows: dict[Any, list[Any]]) -> list[str]:
     aliases = aliases_of([config for configs in rows.values() for config in configs])
     found = []
     for configs in rows.values():
-        names = [run_name(v1_of(config, aliases)) for config in configs]
+        names = [_name(config, aliases) for config in configs]
         (head,) = {name.rpartition("-s")[0] for name in names}
         digits = " ".join(name.rpartition("-")[2] for name in names)
         found.append(f"{head}: {digits}" + (" (start)" if _is_start(configs[0], rows) else ""))
@@ -170,8 +178,15 @@ def _recipes() -> dict[str, str]:
     for name in dict.fromkeys([*known, *recipe_names()]):
         config = _recipe(name, recipe_names())
         if config is not None:
-            found[name] = digest(v1_of(config))
+            found[name] = _recipe_digest(config)
     return found
+
+
+def _recipe_digest(config: Any) -> str:
+    try:
+        return digest(v1_of(config))
+    except ValueError:  # it sets fields that were added since
+        return digest(api("non_default", "experiments.config")(config))
 
 
 def _recipe(name: str, present: list[str]) -> Any:

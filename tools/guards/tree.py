@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from identity_v1 import RENAMED_FIELDS, RENAMED_VALUES, to_v1
+from identity_v1 import FIELDS, RENAMED_FIELDS, RENAMED_VALUES, to_v1
 
 __all__ = [
     "ERRORS",
@@ -29,6 +29,7 @@ __all__ = [
     "pick",
     "root",
     "v1_of",
+    "without_later_fields",
 ]
 
 HERE = Path(__file__).resolve().parents[2]
@@ -131,7 +132,29 @@ def config_of(recipe: str, **fields: Any) -> Any:
 
 
 def v1_of(config: Any, aliases: dict[str, str] | None = None) -> dict[str, Any]:
-    """Return a configuration of the package with the first names of fields."""
+    """Return a configuration of the package with the first names of fields.
+
+    Raises:
+        ValueError: A field that was added since has another value than its default.
+    """
     from comrope.experiments.config import to_dict
 
-    return to_v1(to_dict(config), aliases)
+    return to_v1(without_later_fields(to_dict(config)), aliases)
+
+
+def without_later_fields(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return sections with fields, without the defaults of fields that the first schema lacks."""
+    from comrope.experiments.config import Config, to_dict
+
+    usual: dict[str, Any] = to_dict(Config())
+
+    def is_kept(section: str, key: str, value: Any) -> bool:
+        own, default = FIELDS.get(section, {}), usual.get(section, {})
+        return key in own or key not in default or value != default[key]
+
+    return {
+        section: {k: v for k, v in keys.items() if is_kept(section, k, v)}
+        if isinstance(keys, dict)
+        else keys
+        for section, keys in tree.items()
+    }
