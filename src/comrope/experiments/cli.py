@@ -280,7 +280,7 @@ def inspect_command(
         print(
             f"{layer['layer']:18} angles moved {layer['moved']:8.1e}   "
             f"commutator {layer['commutator']:8.1e}   "
-            f"scores move by {layer['offset_sensitivity']:8.1e} of their spread, image by its width"
+            f"scores move by {layer['offset_sensitivity']:8.1e} of their spread, input by its width"
         )
     if "ape_variation" in facts:
         shares = ", ".join(f"{v:.2f}" for v in facts["ape_variation"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,8 @@ from comrope.experiments.common.files import write_text
 from comrope.experiments.config import Config
 from comrope.experiments.runs.directory import RESULT
 from comrope.experiments.tasks import task_of
-from comrope.experiments.tasks.build import TimmModel
+from comrope.experiments.tasks.base import Coordinates
 from comrope.experiments.training.evaluate import load_run
-from comrope.models import ViT
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [
@@ -64,14 +63,14 @@ def histogram(elements: Tensor) -> dict[str, list[float]]:
     return {"density": density.tolist(), "edges": edges.tolist()}
 
 
-def at_the_start(config: Config) -> ViT:
+def at_the_start(config: Config) -> Any:
     """Return the model before its first step; with random weights if its start is missing."""
     task = task_of(config)
     model = task.build_model()
     start = config.train.start_from
     if start and (Path(start) / RESULT).is_file():  # the folder may have been moved
         task.initialize(model)
-    return cast(ViT, task.backbone(model))
+    return task.backbone(model)
 
 
 def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
@@ -86,9 +85,8 @@ def angles_moved(config: Config, model: nn.Module) -> dict[str, float]:
     return moved
 
 
-def ape_variation(model: ViT) -> list[float]:
+def ape_variation(model: Any) -> list[float]:
     """Return the standard deviation of absolute positions along each axis, relative to all."""
-    assert model.ape is not None
     codes = model.ape.codebook.detach().unflatten(0, model.ape.grid)
     return [float(codes.std(dim=axis).mean() / codes.std()) for axis in range(model.num_axes)]
 
@@ -96,31 +94,29 @@ def ape_variation(model: ViT) -> list[float]:
 def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
     """Write numbers to ``inspect.json`` and figures to the same folder; return the numbers."""
     config, trained = load_run(folder)
-    model = task_of(config).backbone(trained)
-    if not isinstance(model, ViT | TimmModel):
-        raise UserError(
-            f"run: expected a vision transformer, {folder} has a {type(model).__name__}"
-        )
-    model = cast(ViT, model)
+    task = task_of(config)
+    model: Any = task.backbone(trained)
+    place = task.coordinates(trained)
     ropes = analysis.rotary_modules(model)
     facts: dict[str, Any] = {"run": str(folder), "position": config.model.position}
     pictures = []
-    if model.ape is None and not ropes:
+    has_ape = getattr(model, "ape", None) is not None
+    if not has_ape and not ropes:
         raise UserError(
             f"run: expected a position encoding, {folder} has {config.model.position!r}"
         )
-    if model.ape is not None:
+    if has_ape:
         facts["ape_variation"] = ape_variation(model)
         name = "absolute" if ropes else "similarity"
         pictures.append(_save(_ape_maps(model), out, name))
     if ropes:
-        facts["layers"] = _layers(config, model, ropes)
-        if model.num_axes == 2:
-            pictures.append(_save(_similarity(ropes, model), out, "similarity"))
+        facts["layers"] = _layers(config, model, ropes, place)
+        if draw := SIMILARITY.get(len(place.scale)):
+            pictures.append(_save(draw(ropes, place), out, "similarity"))
         pictures += [
-            _save(_spectra(ropes, model), out, "spectra"),
+            _save(_spectra(ropes, place), out, "spectra"),
             _save(_commutators(ropes), out, "commutators"),
-            _save(_offset(ropes, model), out, "offset"),
+            _save(_offset(ropes, place), out, "offset"),
             _save(_elements(model), out, "elements"),
         ]
     facts["pictures"] = [str(path) for path in pictures]
@@ -129,32 +125,26 @@ def inspect_run(folder: Path, out: Path) -> dict[str, Any]:
 
 
 def _layers(
-    config: Config, model: ViT, ropes: dict[str, RotaryEmbedding]
+    config: Config, model: nn.Module, ropes: dict[str, RotaryEmbedding], place: Coordinates
 ) -> list[dict[str, float | str]]:
-    moved, scale = angles_moved(config, model), _scale(model)
-    positions = scale * coordinates.grid(model.train_grid)
+    moved = angles_moved(config, model)
     return [
         {
             "layer": name,
             "moved": moved[name],
             "commutator": float(analysis.commutator_norms(rope).max()),
             "offset_sensitivity": analysis.offset_sensitivity(
-                rope, positions, scale, generator=torch.Generator().manual_seed(0)
+                rope, place.positions, place.width, generator=torch.Generator().manual_seed(0)
             ),
-            "frequency": float(_frequencies(rope, model).mean()),
+            "frequency": float(_frequencies(rope, place).mean()),
         }
         for name, rope in ropes.items()
     ]
 
 
-def _scale(model: ViT) -> Tensor:
-    """Return the factors of the coordinates of each axis before rotation."""
-    return torch.tensor(model.axis_scale or (1.0,) * model.num_axes)
-
-
-def _frequencies(rope: RotaryEmbedding, model: ViT) -> Tensor:
-    """Return radians per image width along each axis, (N, planes of all heads)."""
-    return _scale(model).abs()[:, None] * analysis.axis_frequencies(rope).flatten(1)
+def _frequencies(rope: RotaryEmbedding, place: Coordinates) -> Tensor:
+    """Return radians per unit along each axis, (N, planes of all heads)."""
+    return place.scale.abs()[:, None] * analysis.axis_frequencies(rope).flatten(1)
 
 
 def _save(figure: Any, out: Path, name: str) -> Path:
@@ -174,8 +164,8 @@ def _chosen(ropes: dict[str, RotaryEmbedding], count: int) -> list[tuple[str, Ro
     return [(name, ropes[name]) for name in names]
 
 
-def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
-    fine, center = _scale(model) * coordinates.grid(FINE), 0.5 * _scale(model)
+def _similarity(ropes: dict[str, RotaryEmbedding], place: Coordinates) -> Any:
+    fine, center = place.scale * coordinates.grid(FINE), 0.5 * place.scale
     layers = _chosen(ropes, 4)
     heads = min(6, layers[0][1].num_heads)
     figure, axes = new_figure(heads, len(layers), width=2.0, height=2.0)
@@ -196,8 +186,25 @@ def _similarity(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
     return figure
 
 
-def _ape_maps(model: ViT) -> Any:
-    assert model.ape is not None
+def _similarity_by_distance(ropes: dict[str, RotaryEmbedding], place: Coordinates) -> Any:
+    layers = _chosen(ropes, 4)
+    distances = place.positions - place.positions[:1]
+    figure, axes = new_figure(len(layers), width=3.2, height=2.8)
+    for axis, (name, rope) in zip(axes[0], layers, strict=True):
+        for head in analysis.similarity_map(rope, distances, distances[0]):
+            axis.plot(distances[:, 0], head, linewidth=1)
+        axis.set_title(_short(name), fontsize=10)
+        axis.set(xlabel=f"distance, {place.unit}s", ylim=(-1.05, 1.05))
+        axis.grid(alpha=0.2)
+    axes[0, 0].set_ylabel("mean cos(phase)")
+    figure.suptitle("Similarity of a vector at two positions, by head", fontsize=11)
+    return figure
+
+
+SIMILARITY = {1: _similarity_by_distance, 2: _similarity}  # by the number of axes
+
+
+def _ape_maps(model: Any) -> Any:
     grid = model.ape.grid if model.num_axes == 2 else (1, len(model.ape.codebook))
     codes = nn.functional.normalize(model.ape.codebook.detach(), dim=-1)
     places = torch.linspace(0, len(codes) - 1, 8).round().long()
@@ -213,14 +220,14 @@ def _ape_maps(model: ViT) -> Any:
     return figure
 
 
-def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
+def _spectra(ropes: dict[str, RotaryEmbedding], place: Coordinates) -> Any:
     """Draw the frequencies: of two axes against each other, otherwise sorted by axis."""
     layers = _chosen(ropes, 6)
     figure, axes = new_figure(len(layers), width=3.2, height=3.2)
     for axis, (name, rope) in zip(axes[0], layers, strict=True):
         axis.set_title(_short(name), fontsize=10)
         try:
-            frequencies = _scale(model)[:, None] * rope.spectrum()[1].detach().flatten(1)
+            frequencies = place.scale[:, None] * rope.spectrum()[1].detach().flatten(1)
         except ValueError:  # LieRE: no common basis, so no pairs
             frequencies = None
         if frequencies is not None and len(frequencies) == 2:
@@ -231,12 +238,14 @@ def _spectra(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
             axis.axhline(0, color="0.8", zorder=0)
             axis.axvline(0, color="0.8", zorder=0)
         else:
-            for number, own in enumerate(_frequencies(rope, model)):
+            every = _frequencies(rope, place)
+            for number, own in enumerate(every):
                 axis.plot(own.sort().values, label=f"axis {number}")
-            axis.set(xlabel="plane, sorted", ylabel="|ω|")
+            scale = "log" if len(every) == 1 else "linear"  # of tokens they differ by powers of ten
+            axis.set(xlabel="plane, sorted", ylabel="|ω|", yscale=scale)
             axis.legend(frameon=False, fontsize=8)
         axis.grid(alpha=0.2)
-    figure.suptitle("Learned frequencies, radians per image width", fontsize=11)
+    figure.suptitle(f"Learned frequencies, radians per {place.unit}", fontsize=11)
     return figure
 
 
@@ -254,25 +263,25 @@ def _commutators(ropes: dict[str, RotaryEmbedding]) -> Any:
     return figure
 
 
-def _offset(ropes: dict[str, RotaryEmbedding], model: ViT) -> Any:
+def _offset(ropes: dict[str, RotaryEmbedding], place: Coordinates) -> Any:
     figure, axes = new_figure(1, width=7.0, height=3.8)
-    scale = _scale(model)
-    positions = scale * coordinates.grid(model.train_grid)
+    positions, width = place.positions, place.width
     for name, rope in _chosen(ropes, 6):
         noise = torch.Generator()
         moves = [
-            analysis.offset_sensitivity(rope, positions, o * scale, generator=noise.manual_seed(0))
+            analysis.offset_sensitivity(rope, positions, o * width, generator=noise.manual_seed(0))
             for o in OFFSETS
         ]
         axes[0, 0].loglog(OFFSETS, [max(m, 1e-9) for m in moves], "o-", label=_short(name))
-    axes[0, 0].set(xlabel="offset, image widths", ylabel="largest change / spread", ylim=(1e-8, 30))
+    axes[0, 0].set(xlabel=f"offset, {place.extent}", ylabel="largest change / spread")
+    axes[0, 0].set_ylim(1e-8, 30)
     axes[0, 0].grid(alpha=0.25)
     axes[0, 0].legend(frameon=False, fontsize=8)
-    figure.suptitle("Change of the scores when the whole image moves", fontsize=11)
+    figure.suptitle("Change of the scores when all tokens move", fontsize=11)
     return figure
 
 
-def _elements(model: ViT) -> Any:
+def _elements(model: nn.Module) -> Any:
     elements = angle_elements(model)
     shape = histogram(elements)
     figure, axes = new_figure(2, width=4.6, height=3.4)

@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.randomness import seed_everything
@@ -28,7 +29,16 @@ from comrope.experiments.data.workers import create_loader
 from comrope.experiments.runs.directory import read_weights
 from comrope.experiments.tasks.init_from import InitReport, fit_weights
 
-__all__ = ["NO_PROBE", "Advance", "Probe", "Splits", "Step", "Task", "compile_blocks"]
+__all__ = [
+    "NO_PROBE",
+    "Advance",
+    "Coordinates",
+    "Probe",
+    "Splits",
+    "Step",
+    "Task",
+    "compile_blocks",
+]
 
 Advance = Callable[[int], Any]  # called with the number of samples evaluated since the last call
 BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
@@ -58,6 +68,16 @@ class Splits(NamedTuple):
 
     train: Any  # None unless requested
     validation: Any
+
+
+class Coordinates(NamedTuple):
+    """The coordinates of the tokens of a model at training, on N axes, as rotations get them."""
+
+    positions: Tensor  # (T, N)
+    scale: Tensor  # (N,), coordinates of one unit
+    width: Tensor  # (N,), coordinates from the first token to the last
+    unit: str = "image width"  # of frequencies
+    extent: str = "image widths"  # unit of a shift of all tokens
 
 
 class SingleView(NamedTuple):
@@ -240,6 +260,21 @@ class Task(ABC):
         """Return the number of parameters that encode positions."""
         found = rotary_modules(model).values()
         return sum(parameter.numel() for module in found for parameter in module.parameters())
+
+    def coordinates(self, model: nn.Module) -> Coordinates:
+        """Return the coordinates of a model's tokens; by default those of a ViT's patches.
+
+        Raises:
+            UserError: The model has none.
+        """
+        found = self.backbone(model)
+        if not hasattr(found, "train_grid"):
+            raise UserError(
+                f"run: expected a model with positions, the task {self.name} has a "
+                f"{type(found).__name__}"
+            )
+        scale = torch.tensor(found.axis_scale or (1.0,) * found.num_axes)
+        return Coordinates(scale * coordinates.grid(found.train_grid), scale, scale)
 
     def initialize(self, model: nn.Module) -> InitReport:
         """Load the weights of the run ``train.start_from`` into a model, sharded or not."""
