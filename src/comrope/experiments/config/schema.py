@@ -18,6 +18,7 @@ __all__ = [
     "Data",
     "Detect",
     "Evaluate",
+    "Language",
     "Model",
     "Optim",
     "Train",
@@ -33,7 +34,8 @@ class Model:
 
     name: str = option(
         "vit_base_patch16_224",
-        help="Size, patch size and training resolution, or timm:NAME for a model of timm.",
+        help="Size, patch size and training resolution, or timm:NAME for a model of timm. For "
+        "text: gpt_SIZE, or hf:NAME for a causal model of transformers, by name or folder.",
     )
     position: str = option(
         "comrope-ld", help="The position encoding: a method of comrope.METHODS, ape or none."
@@ -41,6 +43,17 @@ class Model:
     ape: bool = option(False, help="Whether absolute positions are added to a rotation.")
     rotate_values: bool = option(
         False, help="Whether values are rotated, in addition to queries and keys."
+    )
+    share_rotations: str = option(
+        "none",
+        choices=("none", "heads", "layers", "both"),
+        help="Parts of a GPT that share their rotations.",
+    )
+    attention_temperature: str = option(
+        "constant",
+        choices=("constant", "log"),
+        help="Whether queries of a GPT grow with the logarithm of the number of visible tokens, "
+        "beyond the training context.",
     )
     locality_bias: float = option(
         0.0,
@@ -85,7 +98,7 @@ class Data:
     name: str = option(
         "folder",
         help="Images: digits, folder, shards, or a name of timm's such as hfds/NAME. "
-        "Clips: ucf101, moving. Boxes: coco, scenes.",
+        "Clips: ucf101, moving. Boxes: coco, scenes. Text: stdlib, text.",
     )
     root: str | None = option(None, runtime=True, help="The folder of the data set.")
     train_split: str = option("train", help="Name of the training split.")
@@ -290,6 +303,31 @@ class Detect:
 
 
 @dataclass(frozen=True)
+class Language:
+    """Text: how it is tokenized, cut into sequences and evaluated."""
+
+    tokenizer: str = option(
+        "bytes", help="bytes, or the name or folder of a tokenizer of Hugging Face."
+    )
+    context: int = option(256, minimum=2, help="Tokens of a training sequence.")
+    epoch_sequences: int = option(
+        0, help="Training sequences of an epoch; 0 for all. The next epoch continues the text."
+    )
+    validation_bytes: int = option(
+        0, help="Bytes at the start of the validation text that are evaluated; 0 for all."
+    )
+    lengths: tuple[float, ...] = option(
+        (0.5, 1, 2, 4, 8),
+        runtime=True,
+        help="Context lengths of evaluation, as multiples of language.context.",
+    )
+    text_column: str = option("text", help="The column of a data set hfds/NAME with the text.")
+    lora_rank: int = option(
+        0, help="Rank of the adapters (LoRA) that train a model hf:NAME; 0 trains all weights."
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """A complete run."""
 
@@ -305,6 +343,7 @@ class Config:
     train: Train = field(default_factory=Train)
     evaluate: Evaluate = field(default_factory=Evaluate)
     detect: Detect = field(default_factory=Detect)
+    language: Language = field(default_factory=Language)
     # Of a task that is defined outside of comrope, and checked by that task.
     options: dict[str, Scalar] = field(default_factory=dict, hash=False)
 

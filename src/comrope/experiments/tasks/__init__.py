@@ -16,9 +16,17 @@ TASKS: dict[str, str | type[Task]] = {
     "images": "comrope.experiments.tasks.images:ImageTask",
     "clips": "comrope.experiments.tasks.clips:ClipTask",
     "detection": "comrope.experiments.tasks.detection:DetectionTask",
+    "language": "comrope.experiments.tasks.language:LanguageTask",
 }
 # data.name -> task, for recipes that name no task; other data are images.
-BY_DATA = {"ucf101": "clips", "moving": "clips", "coco": "detection", "scenes": "detection"}
+BY_DATA = {
+    "ucf101": "clips",
+    "moving": "clips",
+    "coco": "detection",
+    "scenes": "detection",
+    "stdlib": "language",
+    "text": "language",
+}
 
 
 def task_of(config: Config) -> Task:

@@ -98,6 +98,7 @@ class Task(ABC):
         name: Name of the task in recipes.
         headline: The main metric of a result, such as "top1".
         unit: Unit of the headline, such as "%".
+        lower_is_better: Whether a smaller headline is a better result.
         samples: Name of the samples in messages and results.
         embedded: Names of data (``data.name``) that come with the package and need no folder.
     """
@@ -105,6 +106,7 @@ class Task(ABC):
     name: ClassVar[str]
     headline: ClassVar[str]
     unit: ClassVar[str] = "%"
+    lower_is_better: ClassVar[bool] = False
     samples: ClassVar[str] = "samples"
     embedded: ClassVar[tuple[str, ...]] = ()
 

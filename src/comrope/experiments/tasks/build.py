@@ -20,6 +20,7 @@ from comrope.analysis import rotary_modules
 from comrope.experiments.common.console import say
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config, Model
+from comrope.experiments.tasks.checks import require_defaults
 from comrope.integrations import swap
 from comrope.methods import METHODS, has_vanilla_frequencies
 from comrope.models import ViT, create_model
@@ -30,13 +31,13 @@ __all__ = [
     "TimmModel",
     "build_timm_model",
     "build_vit",
+    "model_options",
     "pretrained_weights",
     "training_resolution",
 ]
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Model))
 NO_ARGUMENTS = ("name", "tubelet")  # fields that determine sizes
-OF_VIT = set(inspect.signature(ViT.__init__).parameters)
 OF_ROTATION = set(inspect.signature(RotaryEmbedding.__init__).parameters)
 OF_SWAP = {"position", "ape", "class_position"} | OF_ROTATION  # "position" is swap's "method"
 # Fields that have no effect on a model of timm. drop_path_rate is an argument of its constructor,
@@ -59,6 +60,25 @@ def training_resolution(name: str) -> tuple[int, int]:
     return size, size
 
 
+def model_options(model: Model, kind: type[nn.Module]) -> dict[str, Any]:
+    """Return the fields of the section ``model`` that are arguments of a model or its rotations.
+
+    Args:
+        model: The section.
+        kind: The class of the model.
+
+    Raises:
+        UserError: Another field is set.
+    """
+    own = set(inspect.signature(kind.__init__).parameters) | OF_ROTATION
+    others = [name for name in FIELDS if name not in own and name not in NO_ARGUMENTS]
+    require_defaults("model", model, others, f"a {kind.__name__}")
+    rotates = model.position in METHODS
+    chosen = [name for name in FIELDS if name in own and (rotates or name not in OF_ROTATION)]
+    values = {name: getattr(model, name) for name in chosen if name not in NO_ARGUMENTS}
+    return {name: None if value == () else value for name, value in values.items()}
+
+
 def build_vit(config: Config, **options: Any) -> ViT:
     """Return the ViT of a configuration with random weights.
 
@@ -66,19 +86,12 @@ def build_vit(config: Config, **options: Any) -> ViT:
         config: The configuration.
         options: Arguments of ``ViT`` that are not in the section ``model``.
     """
-    model, rotates = config.model, config.model.position in METHODS
-    for name in FIELDS:
-        value = getattr(model, name)
-        if name in NO_ARGUMENTS or (name in OF_ROTATION and not rotates):
-            continue
-        if name not in OF_VIT | OF_ROTATION:
-            raise TypeError(f"model.{name}: is no parameter of ViT or RotaryEmbedding")
-        options[name] = None if value == () else value
     try:
         return create_model(
-            model.name,
+            config.model.name,
             num_classes=config.data.num_classes,
             in_chans=config.data.in_chans,
+            **model_options(config.model, ViT),
             **options,
         )
     except ValueError as error:
@@ -134,12 +147,7 @@ def build_timm_model(config: Config) -> TimmModel:
     Position "ape" leaves it unchanged; a method keeps its absolute positions if ``model.ape``.
     """
     model = config.model
-    for name in DECIDED_BY_TIMM:
-        if getattr(model, name) != getattr(Model(), name):
-            raise UserError(
-                f"model.{name}: has no effect on a model of timm; expected the default, got "
-                f"{getattr(model, name)!r}"
-            )
+    require_defaults("model", model, DECIDED_BY_TIMM, "a model of timm")
     if config.train.perturbation:
         raise UserError(
             "train.perturbation: expected 0, since the absolute positions of a model of timm "

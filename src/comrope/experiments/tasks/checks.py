@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config
 
-__all__ = ["check_axes", "check_images", "refuse_clips"]
+__all__ = ["check_axes", "check_images", "refuse_clips", "require_defaults"]
 
 NAME = re.compile(rf"(comrope_)?vit_[a-z]+_patch\d+_\d+|{TIMM}\w+(\.\w+)?")
 
@@ -51,3 +53,20 @@ def refuse_clips(config: Config, samples: str) -> None:
             "data.frames: is 0, so there are no clips; expected the defaults of evaluate.frames, "
             "evaluate.spans, evaluate.reversed and model.tubelet"
         )
+
+
+def require_defaults(section: str, fields: Any, names: Iterable[str], what: str) -> None:
+    """Raise if a field that has no effect is set.
+
+    Args:
+        section: The name of the section.
+        fields: The section.
+        names: The fields without an effect.
+        what: What they have no effect on, for the message.
+    """
+    usual = type(fields)()
+    for name in names:
+        if (value := getattr(fields, name)) != getattr(usual, name):
+            raise UserError(
+                f"{section}.{name}: has no effect on {what}; expected the default, got {value!r}"
+            )
