@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import runpy
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import checkpoint_gradients, relative_error
-from support.language_models import GROUPED, SIZES, build, logits, tokens, train
+from helpers import checkpoint_gradients, raises_for, relative_error
+from support.language_models import FAMILIES, GROUPED, SIZES, build, logits, tokens, train
 
 import comrope
 
@@ -149,3 +150,96 @@ def test_the_example(tmp_path, monkeypatch, capsys):
     assert float(merged) == pytest.approx(float(folded), abs=2e-4)
     assert float(merged) < float(stock)
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+# Rotated values
+
+SEPARATE = [name for name in FAMILIES if name != "gpt_neox"]
+
+
+def bend(model: torch.nn.Module) -> None:
+    """Move all rotations of values away from zero."""
+    for name, parameter in model.named_parameters():
+        if "comrope_values" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+
+
+@pytest.mark.parametrize("family", SEPARATE)
+def test_rotated_values_start_at_zero_and_learn(family):
+    model = build(family)
+    before = logits(model)
+    names = set(model.state_dict())
+    comrope.swap(model, "comrope-ld", block_size=4, rotate_values=True)
+    assert relative_error(logits(model), before) < 1e-5
+    values = {n: p for n, p in model.named_parameters() if "comrope_values" in n}
+    start = {name: parameter.detach().clone() for name, parameter in values.items()}
+    train(model)
+    assert len(values) == 4
+    assert all((values[name] - start[name]).abs().max() > 1e-3 for name in values)
+    assert set(comrope.unswap(model).state_dict()) == names
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi"])
+def test_rotated_values_are_those_of_the_formula(family):
+    """Without a rotation of queries and keys: out_i = sum_j a_ij R(i)^T R(j) v_j."""
+    model = comrope.swap(build(family), "comrope-ld", block_size=4, rotate_values=True)
+    bend(model)
+    layer = next(m for m in model.modules() if hasattr(m, "comrope_values"))
+    rotation = layer.comrope_values
+    seen = {}
+    out = layer.o_proj if hasattr(layer, "o_proj") else layer.dense
+    layer.v_proj.register_forward_hook(lambda m, i, o: seen.update(values=o))
+    out.register_forward_pre_hook(lambda m, i: seen.update(mixed=i[0]))
+    model.set_attn_implementation("eager")
+    layer.register_forward_hook(lambda m, i, o: seen.update(weights=o[1]))
+    logits(model)
+    place = torch.arange(24.0)[:, None]
+    matrices = torch.stack([torch.block_diag(*head) for each in
+                            rotation.rotation_matrices(place) for head in each])  # fmt: skip
+    matrices = matrices.unflatten(0, (24, rotation.num_heads))  # (T, H, D, D)
+    values = seen["values"].unflatten(-1, (rotation.num_heads, -1))  # (B, T, H, D)
+    groups = seen["weights"].shape[1] // rotation.num_heads
+    rotated = torch.einsum("thde,bthe->bhtd", matrices, values).repeat_interleave(groups, 1)
+    mixed = seen["weights"] @ rotated
+    back = torch.einsum("thed,bhte->bthd", matrices.repeat_interleave(groups, 1), mixed)
+    assert relative_error(seen["mixed"], back.flatten(2)) < 1e-5
+
+
+def test_rotated_values_with_a_cache_adapters_and_folded(tmp_path):
+    model = comrope.swap(build("llama"), "comrope-torus", block_size=4, rotate_values=True)
+    bend(model)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    cached, anew = (model.generate(tokens(), use_cache=c, **options) for c in (True, False))
+    assert torch.equal(cached, anew)
+    expected = logits(model)
+    assert relative_error(logits(build("llama")), expected) > 1e-3
+    assert relative_error(logits(comrope.fold(copy.deepcopy(model))), expected) < 1e-4
+    peft = pytest.importorskip("peft")
+    learner = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in learner.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    adapted = logits(learner)
+    assert relative_error(adapted, expected) > 1e-3
+    assert relative_error(logits(learner.merge_and_unload()), adapted) < 1e-4
+
+
+@pytest.mark.slow
+def test_rotated_values_compile_as_one_graph():
+    torch._dynamo.reset()
+    model = comrope.swap(build("llama"), "comrope-ld", block_size=4, rotate_values=True)
+    bend(model)
+    compiled = torch.compile(model.model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        got, expected = (each(tokens()).last_hidden_state for each in (compiled, model.model))
+    torch.testing.assert_close(got, expected)
+
+
+def test_values_that_cannot_be_rotated():
+    model = build("gpt_neox")
+    names = set(model.state_dict())
+    with raises_for("rotate_values", naming="v_proj"):
+        comrope.swap(model, "comrope-ld", block_size=4, rotate_values=True)
+    with raises_for("rotate_values", naming="'rope'"):
+        comrope.swap(build("llama"), "rope", rotate_values=True)
+    assert set(model.state_dict()) == names

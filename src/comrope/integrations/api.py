@@ -23,7 +23,7 @@ from comrope.integrations.hf_vision import (
     is_vision_model,
     swap_vision_model,
 )
-from comrope.integrations.rebinding import ROTATION, restore_forward
+from comrope.integrations.rebinding import ROTATION, VALUES, restore_forward
 from comrope.integrations.timm_vit import (
     TIMM_MODELS,
     RotateKeys,
@@ -53,6 +53,7 @@ def swap(
     ape: str = "keep",
     class_position: str | None = None,
     perturbation: float = 0.0,
+    rotate_values: bool = False,
     **options: Any,
 ) -> Model:
     """Put a learned rotation into every attention layer of a model, in place.
@@ -68,6 +69,9 @@ def swap(
             ``"unrotated"``; by default the latter in models that already rotate.
         perturbation: Standard deviation of the perturbation of positions in training, in patches,
             for vision models.
+        rotate_values: Rotate values too, and the outputs of attention back, for language models
+            with a ``v_proj``. These rotations are modules of their own, ``comrope_values``, and
+            start at zero: outputs stay the same.
         options: Options of ``comrope.RotaryEmbedding``: ``block_size``, ``backend`` and so on.
             ``init`` is by default ``"rope"`` with the model's own frequencies if the model already
             rotates, and ``"zeros"`` otherwise: outputs stay the same.
@@ -96,8 +100,12 @@ def swap(
             )
         is_vision = model.config.model_type.startswith("dinov3")  # type: ignore[union-attr, operator]
         _check_version("transformers", OLDEST["vision" if is_vision else "language"])
-        swap_rotating_model(model, method, **options)
+        if is_vision and rotate_values:
+            raise _no_rotated_values(model)
+        swap_rotating_model(model, method, rotate_values=rotate_values, **options)
         return model
+    if rotate_values:
+        raise _no_rotated_values(model)
     starts_at_zero = options.get("init", "zeros") == "zeros" and not hasattr(model, "rope")
     if starts_at_zero and not method_class(method).starts_at_zero:
         raise ValueError(
@@ -121,6 +129,13 @@ def swap(
     return model
 
 
+def _no_rotated_values(model: nn.Module) -> ValueError:
+    return ValueError(
+        "rotate_values: expected False, since only language models of transformers support it, for "
+        f"{type(model).__name__}"
+    )
+
+
 def unswap(model: Model) -> Model:
     """Remove what ``swap`` added, in place. The learned rotations are lost."""
     if any(getattr(rotation, FOLDED, False) for rotation in rotary_modules(model).values()):
@@ -141,6 +156,8 @@ def take_out(model: Model) -> Model:
     for layer in layers:  # the model is unchanged up to here
         restore_forward(layer)
         delattr(layer, ROTATION)
+        if hasattr(layer, VALUES):
+            delattr(layer, VALUES)
     for part in model.modules():
         for positions in _remove_hooks(part):
             positions.restore(dict(model.named_parameters()))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles, GeneralAngles
 from comrope.integrations.api import FOLDED, check_weights, take_out
-from comrope.integrations.rebinding import ROTATION
+from comrope.integrations.rebinding import ROTATION, VALUES
 from comrope.integrations.token_positions import TokenPositions, axial
 from comrope.methods.rope_mixed import RoPEMixed
 from comrope.ops.folding import fold_into_outputs
@@ -88,11 +88,10 @@ def _layers(model: nn.Module) -> list[tuple[Any, RotaryEmbedding]]:
     found: list[tuple[Any, RotaryEmbedding]] = []
     for layer in model.modules():
         if _is_ours(layer):
-            rotation = getattr(layer, "rope", None)  # its own, or one that layers share
+            rotations = [getattr(layer, "rope", None)]  # its own, or one that layers share
         else:
-            rotation = dict(layer.named_children()).get(ROTATION)
-        if isinstance(rotation, RotaryEmbedding):
-            found.append((layer, rotation))
+            rotations = [dict(layer.named_children()).get(name) for name in (ROTATION, VALUES)]
+        found += [(layer, each) for each in rotations if isinstance(each, RotaryEmbedding)]
     known = {rotation for _, rotation in found}
     for layer in model.modules():
         if any(isinstance(m, RotaryEmbedding) and m not in known for m in layer.children()):
@@ -129,10 +128,12 @@ def _plan(
     layer: Any, rotation: RotaryEmbedding, basis: Tensor, frequencies: Tensor
 ) -> tuple[RotaryEmbedding, RoPEMixed, list[Value]]:
     """Return the rotation, the method that it gets, and new values of the layer's parameters."""
-    old, after_norm = rotation.method, _has_norm(layer)
-    method = (FixedBasis if after_norm else RoPEMixed).like(old, frequencies)
+    old = rotation.method
+    # Values of other libraries' models keep their basis, too.
+    keeps_basis = _has_norm(layer) or rotation is getattr(layer, VALUES, None)
+    method = (FixedBasis if keeps_basis else RoPEMixed).like(old, frequencies)
     method.frequencies.requires_grad_(any(p.requires_grad for p in old.parameters()))
-    if after_norm:
+    if keeps_basis:
         of_heads = method.frequencies.shape[1]  # 1 if they share it
         method.register_buffer("basis", basis[:of_heads].detach().clone())
         return rotation, method, []

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from comrope.integrations.rebinding import (
     ROTATION,
+    VALUES,
     names_in,
     replace_forward,
     with_global_replaced,
 )
+from comrope.methods import method_class
 from comrope.rotary import RotaryEmbedding
 
 __all__ = ["ROTATING_MODELS", "Positions", "is_rotating_model", "swap_rotating_model"]
@@ -32,6 +34,8 @@ ROTATING_MODELS = (
 THEIRS = "apply_rotary_pos_emb"
 # Frequencies are a function of the length of each input, which a learned rotation does not follow.
 LENGTH_DEPENDENT = ("dynamic", "longrope")
+# The projections of values and of the outputs of attention, and those that rotated values need.
+TO_VALUES, FROM_VALUES = ("v_proj",), ("o_proj", "dense")
 
 
 class Positions(nn.Module):
@@ -97,12 +101,47 @@ class ScaledRotation(RotaryEmbedding):
         super().__setstate__({names.get(name, name): value for name, value in state.items()})
 
 
+class WithRotatedValues:
+    """An attention layer whose values are rotated, and its outputs of attention rotated back.
+
+    It has all attributes of the layer. Values are rotated before they are cached.
+
+    Args:
+        layer: The layer.
+        rotation: Of its values.
+        positions: Of its tokens in this call, (B, T, 1).
+    """
+
+    def __init__(self, layer: nn.Module, rotation: RotaryEmbedding, positions: Tensor) -> None:
+        self.layer, self.rotation, self.positions = layer, rotation, positions
+        self.angles = rotation.angles().cache_spectrum()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.layer, name)
+        if name in TO_VALUES:
+            return lambda x: self._rotate(found(x), inverse=False)
+        if name in FROM_VALUES:
+            return lambda x: found(self._rotate(x, inverse=True))
+        return found
+
+    def _rotate(self, x: Tensor, *, inverse: bool) -> Tensor:
+        """Rotate all heads of x (B, T, heads * D)."""
+        heads = x.unflatten(-1, (-1, self.rotation.head_dim)).transpose(1, 2)
+        rotated = self.rotation.rotate(heads, self.positions, inverse=inverse, angles=self.angles)
+        return rotated.transpose(1, 2).flatten(2)
+
+
 def is_rotating_model(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "model_type", None) in ROTATING_MODELS
 
 
-def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
-    """Give every attention layer a rotation; ``options`` are those of ``RotaryEmbedding``."""
+def swap_rotating_model(
+    model: nn.Module, method: str, *, rotate_values: bool = False, **options: Any
+) -> None:
+    """Give every attention layer a rotation; ``options`` are those of ``RotaryEmbedding``.
+
+    With ``rotate_values``, also one for values, which starts at zero.
+    """
     config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     layers = [part for part in model.modules() if THEIRS in names_in(type(part).forward)]
@@ -110,6 +149,7 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
     _check_length_independent(stock)
     is_vision = config.model_type == "dinov3_vit"
     positions: Positions = PatchPositions(stock) if is_vision else TextPositions(stock)
+    values = _value_rotations(layers, method, heads, options) if rotate_values else []
     options.setdefault("init", "rope")
     if options["init"] == "rope" and options.get("base") is None:
         options = positions.start() | options
@@ -129,7 +169,41 @@ def swap_rotating_model(model: nn.Module, method: str, **options: Any) -> None:
         rotation.attention_scaling = float(getattr(stock, "attention_scaling", 1.0))
         layer.add_module(ROTATION, rotation.train(layer.training))
         replace_forward(layer, _forward_of)
+    for layer, of_values in zip(layers, values, strict=False):
+        layer.add_module(VALUES, of_values.train(layer.training))
     setattr(holder, name, positions.train(stock.training))
+
+
+def _value_rotations(
+    layers: list[nn.Module], method: str, heads: int, options: dict[str, Any]
+) -> list[RotaryEmbedding]:
+    """Return rotations of values, which start at zero so that outputs stay the same."""
+    if not method_class(method).starts_at_zero:
+        raise ValueError(
+            f"rotate_values: expected a method that can start at zero, got {method!r}, which would "
+            "change the outputs"
+        )
+    kept = {name: options[name] for name in ("block_size", "backend") if name in options}
+    found = []
+    for layer in layers:
+        part: Any = layer
+        if not all(any(hasattr(part, n) for n in names) for names in (TO_VALUES, FROM_VALUES)):
+            raise ValueError(
+                f"rotate_values: expected layers with {TO_VALUES[0]} and {FROM_VALUES[0]}, got "
+                f"{type(layer).__name__}"
+            )
+        found.append(
+            RotaryEmbedding(
+                method,
+                num_heads=heads,
+                head_dim=part.head_dim,
+                num_axes=1,
+                init="zeros",
+                device=next(layer.parameters()).device,
+                **kept,
+            )
+        )
+    return found
 
 
 @functools.cache
@@ -141,8 +215,10 @@ def _forward_of(kind: Any) -> Callable[..., Any]:
     theirs = with_global_replaced(kind.forward, THEIRS, _apply)
 
     def forward(self: nn.Module, *args: Any, position_embeddings: Any, **kwargs: Any) -> Any:
-        pair = (position_embeddings[0], getattr(self, ROTATION))
-        return theirs(self, *args, position_embeddings=pair, **kwargs)
+        positions, values = position_embeddings[0], getattr(self, VALUES, None)
+        pair = (positions, getattr(self, ROTATION))
+        layer: Any = self if values is None else WithRotatedValues(self, values, positions)
+        return theirs(layer, *args, position_embeddings=pair, **kwargs)
 
     return forward
 

@@ -16,6 +16,7 @@ from torch import nn
 
 __all__ = [
     "ROTATION",
+    "VALUES",
     "deref",
     "names_in",
     "replace_forward",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 ROTATION = "comrope"  # the name of the rotation in each attention layer
+VALUES = "comrope_values"  # of the rotation of values, if there is one
 
 
 def names_in(function: Callable[..., Any]) -> tuple[str, ...]:
