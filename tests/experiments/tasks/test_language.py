@@ -40,7 +40,8 @@ def test_the_recipe_has_the_settings_of_the_first_trial():
     assert isinstance(task_of(config), LanguageTask)
     assert config.train.batch_size * 600 == config.language.epoch_sequences
     assert (config.model.name, config.language.context) == ("gpt_nano", 256)
-    assert (config.model.init, config.model.base) == ("rope", 10_000)
+    rope = task_of(config).build_model().blocks[0].attn.rope
+    assert rope.method.init.base == 10_000
     assert config.optim.angle_lr_scale == 10
     assert task_of(config).lower_is_better
 

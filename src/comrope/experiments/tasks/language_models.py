@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
+from comrope._checks import nonfinite
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config
@@ -19,7 +21,9 @@ from comrope.models.gpt import GPT, create_gpt
 __all__ = ["HF", "HostModel", "build_gpt", "build_host_model"]
 
 HF = "hf:"  # prefix of names of models of transformers
-OF_SWAP = ("position", "block_size", "init", "spread", "base")  # fields of the section ``model``
+SWAPPED = re.compile(r"\.comrope(_values)?\.")  # names of rotations in saved weights
+# Fields of the section ``model`` that swap takes; "position" is its "method".
+OF_SWAP = ("position", "block_size", "init", "spread", "base", "rotate_values")
 
 
 def build_gpt(config: Config, vocab_size: int) -> GPT:
@@ -87,6 +91,7 @@ def build_host_model(config: Config, vocab_size: int) -> HostModel:
             init=fields.init,
             spread=fields.spread,
             base=fields.base,
+            rotate_values=fields.rotate_values,
         )
     except (ValueError, ImportError) as error:
         raise UserError(f"model: {error}") from None
@@ -103,12 +108,30 @@ def _load(name: str) -> Any:
             f"model.name: {HF}{name} needs transformers: pip install 'comrope[swap]'"
         ) from None
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype="float32", use_safetensors=True, trust_remote_code=False
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype="float32",
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:  # of many kinds, from several libraries
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"model.name: {HF}{name} cannot be loaded ({reason})") from None
+    model, about = loaded
+    rotations = [tensor for tensor in about["unexpected_keys"] if SWAPPED.search(tensor)]
+    for problem, tensors in (
+        ("has no weights", about["missing_keys"]),
+        ("has weights of another shape", [key[0] for key in about["mismatched_keys"]]),
+        ("has rotations, which would be lost,", rotations),
+        ("has values that are not finite", nonfinite(model.state_dict())),
+    ):
+        if first := min(tensors, default=None):
+            raise UserError(
+                f"model.name: {HF}{name} {problem} for {first}; expected a complete model "
+                "of transformers"
+            )
+    return model
 
 
 def _with_adapters(model: Any, rank: int) -> Any:
