@@ -60,9 +60,7 @@ class Exportable(nn.Module):
 
 
 @torch.no_grad()
-def _fold_attention(
-    attention: Attention, angles: Angles, reach: Sequence[float] | None
-) -> None:
+def _fold_attention(attention: Attention, angles: Angles, reach: Sequence[float] | None) -> None:
     """Replace the rotation of a layer by a constant one, in place.
 
     ``reach`` is the largest coordinate of each axis, by default 1.

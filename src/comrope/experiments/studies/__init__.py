@@ -7,7 +7,7 @@ import importlib
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config.build import suggest
 from comrope.experiments.config.identity import run_name
-from comrope.experiments.studies.fair import comparison, tuning, values
+from comrope.experiments.studies.fair import comparison, language, language_search, tuning, values
 from comrope.experiments.studies.paper import (
     block_size,
     classification,
@@ -26,7 +26,7 @@ __all__ = ["PRESETS", "STUDIES", "Preset", "Row", "Study", "find_study", "run_na
 _PAPER = (
     classification, video, detection, finetune, offset, block_size, perturbation, distribution, cost
 )  # fmt: skip
-_FAIR = (comparison, tuning, values)
+_FAIR = (comparison, tuning, values, language, language_search)
 STUDIES: dict[str, Study] = {module.STUDY.name: module.STUDY for module in (*_PAPER, *_FAIR)}
 
 

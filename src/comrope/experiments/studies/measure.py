@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from comrope._json import NUMBER, TEXT, Entries, Nullable
 from comrope.experiments.common.console import say
 from comrope.experiments.common.distributed import create_accelerator
@@ -21,11 +23,12 @@ from comrope.experiments.runs.store import FolderStore, RunStore
 from comrope.experiments.studies.study import Measurement, Results, Row, Study
 from comrope.experiments.studies.tables import spread
 from comrope.experiments.tasks import task_of
-from comrope.experiments.tasks.base import Probe
+from comrope.experiments.tasks.base import NO_PROBE, Probe
 from comrope.experiments.training.evaluate import load_run
 from comrope.experiments.training.verify import verify_run
 
 __all__ = [
+    "Evaluation",
     "Finished",
     "NoRuns",
     "Runs",
@@ -259,9 +262,19 @@ def usable(study: Study, config: Config, runs: Runs, *, measure: bool) -> Finish
     return found if measure and can_measure else None
 
 
+class Evaluation:
+    """A trained model, and a function that evaluates it, by default in its training view."""
+
+    def __init__(self, model: nn.Module, evaluate: Callable[[Probe, Any], dict[str, Any]]) -> None:
+        self.model, self._evaluate = model, evaluate
+
+    def __call__(self, probe: Probe = NO_PROBE, *, view: Any = None) -> dict[str, Any]:
+        return self._evaluate(probe, view)
+
+
 @contextlib.contextmanager
-def evaluating(config: Config, folder: Path) -> Iterator[Callable[[Probe], dict[str, Any]]]:
-    """Yield a function from a probe to the evaluation of a trained run in its training view."""
+def evaluating(config: Config, folder: Path) -> Iterator[Evaluation]:
+    """Yield the evaluation of a trained run."""
     task, model = task_of(config), load_run(folder)[1]
     accelerator = create_accelerator(config.train.device)
     model.to(accelerator.device)
@@ -269,11 +282,11 @@ def evaluating(config: Config, folder: Path) -> Iterator[Callable[[Probe], dict[
     source = task.open(train=False).validation
     with contextlib.closing(task.validation(source, **share)) as validation:
 
-        def evaluate(probe: Probe) -> dict[str, Any]:
-            view = task.training_view
-            return task.evaluate(model, validation, view, accelerator, probe=probe)
+        def evaluate(probe: Probe, view: Any) -> dict[str, Any]:
+            seen = task.training_view if view is None else view
+            return task.evaluate(model, validation, seen, accelerator, probe=probe)
 
-        yield evaluate
+        yield Evaluation(model, evaluate)
 
 
 def _names(missing: list[Row], rows: list[Row]) -> list[str]:

@@ -20,22 +20,31 @@ class Difference(NamedTuple):
     high: float | None
     seeds: int
     p_value: float = 1.0
+    lower_is_better: bool = False
 
     @property
     def verdict(self) -> str:
         """Return "better" or "worse" if the interval excludes zero, else "undecided"."""
-        if self.low is None or self.high is None:
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return "undecided"
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "undecided"
+        return "better" if (self.mean < 0) == self.lower_is_better else "worse"
 
 
-def compare(mine: dict[str, Any], other: dict[str, Any], views: Sequence[str]) -> Difference | None:
-    """Return the difference of accuracy, mean over views, between two rows of a results.json.
+def compare(
+    mine: dict[str, Any],
+    other: dict[str, Any],
+    views: Sequence[str],
+    metric: str = "top1",
+    *,
+    lower_is_better: bool = False,
+) -> Difference | None:
+    """Return the difference of a metric, mean over views, between two rows of a results.json.
 
     Returns:
-        The difference in points, or None if the rows have no seed in common.
+        The difference, or None if the rows have no seed in common.
     """
-    return difference(by_seed(mine, views), by_seed(other, views))
+    found = difference(by_seed(mine, views, metric), by_seed(other, views, metric))
+    return None if found is None else found._replace(lower_is_better=lower_is_better)
 
 
 def difference(mine: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
@@ -71,8 +80,8 @@ def holm(found: Sequence[Difference | None]) -> list[bool]:
     return significant
 
 
-def by_seed(row: dict[str, Any], views: Sequence[str]) -> dict[int, float]:
-    """Return the accuracy of every run of a row, mean over views, by seed."""
+def by_seed(row: dict[str, Any], views: Sequence[str], metric: str = "top1") -> dict[int, float]:
+    """Return a metric of every run of a row, mean over views, by seed."""
     return {
-        run["seed"]: statistics.fmean(run["top1"][view] for view in views) for run in row["runs"]
+        run["seed"]: statistics.fmean(run[metric][view] for view in views) for run in row["runs"]
     }

@@ -108,13 +108,15 @@ def format_mean(values: Mapping[str, Any], digits: int = 2) -> str:
     return text if values["std"] is None else f"{text} ± {values['std']:.{digits}f}"
 
 
-def format_difference(difference: Difference | None, *, bold: bool = False) -> list[str]:
-    """Return two columns: the difference in points with its interval, and the verdict."""
+def format_difference(
+    difference: Difference | None, *, bold: bool = False, digits: int = 2
+) -> list[str]:
+    """Return two columns: the difference with its interval, and the verdict."""
     if difference is None:
         return ["–", "–"]
-    text = f"{difference.mean:+.2f}"
+    text = f"{difference.mean:+.{digits}f}"
     if difference.low is not None:
-        text += f" [{difference.low:+.2f}, {difference.high:+.2f}]"
+        text += f" [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]"
     return [text, f"**{difference.verdict}**" if bold else difference.verdict]
 
 
