@@ -98,7 +98,7 @@ def test_a_cache_can_be_cut_copied_and_used_again():
     assert relative_error(model(tokens[:, 5:], cache=cache), expected[:, 5:]) < 1e-12
     with torch.no_grad():  # an empty cache has no angles of earlier weights
         for block in model.blocks:
-            block.attn.rope.method.P.add_(0.3)
+            block.attn.rope.method.frequencies.add_(0.3)
     cache.length = 0
     assert relative_error(model(tokens, cache=cache), model(tokens)) < 1e-12
 

@@ -45,9 +45,14 @@ def test_layers_share_one_rotation(position):
 def test_their_angles_are_computed_once(monkeypatch):
     model, calls = shared(), []
     ours = model.rope.method.angles_of
-    monkeypatch.setattr(model.rope.method, "angles_of", lambda **p: calls.append(1) or ours(**p))
+
+    def counted(**parameters):
+        calls.append(len(parameters["P"]))
+        return ours(**parameters)
+
+    monkeypatch.setattr(model.rope.method, "angles_of", counted)
     model(text())
-    assert len(calls) == 1
+    assert calls == [4]  # the heads of one layer
 
 
 def test_copies_averages_and_files(tmp_path):
