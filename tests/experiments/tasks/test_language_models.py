@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,3 +194,22 @@ def test_the_layers_of_every_family():
         model = HostModel(build(family))
         assert len(list(model.blocks)) == 2
         assert model(tokens()).shape == (2, 24, 65)
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path, monkeypatch, capsys):
+    script = Path(__file__).parents[3] / "examples" / "extend_context.py"
+    options = {"steps": 40, "more-steps": 10, "context": 32, "to": 128, "tokens": 512,
+               "validation-bytes": 3000, "out": tmp_path}  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    runpy.run_path(str(script), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    before, rope, learned = (
+        [float(value) for value in re.findall(r"([\d.]+) at", line)]
+        for line in lines
+        if "bits per byte" in line
+    )
+    assert before[0] < 6
+    for after in (rope, learned):  # they go on from its outputs
+        assert after[0] == pytest.approx(before[0], abs=0.3)
