@@ -96,6 +96,16 @@ def test_a_model_without_rotations_has_no_positions_and_no_blocks():
     )
 
 
+def test_coordinates_are_those_of_the_patches():
+    task = task_of(curve())
+    vit = ViT(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, axis_scale=(1, 3))
+    place = task.coordinates(vit)
+    assert place.positions.tolist() == [[0.25, 0.75], [0.25, 2.25], [0.75, 0.75], [0.75, 2.25]]
+    assert place.scale.tolist() == place.width.tolist() == [1, 3]
+    with raises_for("run", UserError, naming="curve"):
+        task.coordinates(task.build_model())
+
+
 def test_blocks_are_compiled_one_by_one(monkeypatch):
     compiled = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compiled.append(self))

@@ -18,7 +18,8 @@ from comrope.experiments.config import load_recipe
 from comrope.experiments.runs.directory import read_result
 from comrope.experiments.tasks import task_of
 from comrope.experiments.tasks.base import Probe, Step
-from comrope.experiments.tasks.language import LanguageTask, TextView, position_edges
+from comrope.experiments.tasks.language import LanguageTask, TextView
+from comrope.experiments.tasks.token_scores import position_edges
 from comrope.experiments.training.evaluate import evaluate_run, load_run
 from comrope.experiments.training.train import train
 from comrope.models import GPT
@@ -122,6 +123,12 @@ def test_layers_by_the_names_of_parameters():
         assert task.layer_of(name) == layer
 
 
+def test_coordinates_are_indices_of_tokens():
+    place = task_of(spoken()).coordinates(nn.Identity())
+    assert place.positions.flatten().tolist() == list(range(16))
+    assert (place.scale.tolist(), place.width.tolist(), place.unit) == ([1], [16], "token")
+
+
 # Evaluation
 
 
@@ -188,14 +195,6 @@ def test_bits_by_position_are_means_of_their_bins():
         if last < 32:  # a window does not contain its last target
             expected = sum(place % 8 for place in range(first, last)) / (last - first)
             assert bits == pytest.approx(expected, abs=0.02)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 100, 2048, 65536])
-def test_bins_cover_every_position_once(length):
-    edges = position_edges(length)
-    assert edges == sorted(set(edges))
-    assert (edges[0], edges[-1]) == (0, length)
-    assert len(edges) <= 4 * math.log2(length) + 3
 
 
 def test_a_token_sees_only_those_before_it():

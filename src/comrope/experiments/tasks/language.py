@@ -11,7 +11,6 @@ Bits per byte are the bits of all targets, over the bytes of the text. End token
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import fields
@@ -23,10 +22,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from comrope.experiments.common.distributed import autocast, reshard, sum_over_processes
+from comrope.experiments.common.distributed import autocast, reshard
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config
-from comrope.experiments.data.batches import IGNORED, Batch, Validation
+from comrope.experiments.data.batches import Batch, Validation
 from comrope.experiments.data.corpus import Corpus, open_corpus
 from comrope.experiments.data.documents import HFDS, Documents, FirstBytes, open_documents
 from comrope.experiments.data.sequences import Sequences, Stretches, collate_tokens
@@ -44,13 +43,12 @@ from comrope.experiments.tasks.base import (
 from comrope.experiments.tasks.checks import refuse_clips, require_defaults
 from comrope.experiments.tasks.init_from import InitReport, fit_weights
 from comrope.experiments.tasks.language_models import HF, build_gpt, build_host_model
-from comrope.experiments.tasks.outputs import OutputCheck
+from comrope.experiments.tasks.token_scores import TokenScores, windows
 from comrope.models.gpt import SIZES
 
-__all__ = ["LanguageTask", "TextView", "position_edges"]
+__all__ = ["LanguageTask", "TextView"]
 
 OF_DATA = ("name", "root", "train_split", "val_split", "holdout", "workers")
-PER_OCTAVE = 4  # bins of positions from any position to twice that
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed|embed_tokens|embed_in|wte)\b")
 
@@ -276,43 +274,23 @@ class LanguageTask(Task):
         ``position_edges``.
         """
         self.check_probe(model, probe)
-        device, edges = accelerator.device, position_edges(view.length)
-        places = torch.arange(view.length, device=device)
-        bins = torch.bucketize(places, torch.tensor(edges[1:], device=device), right=True)
-        zeros = torch.zeros(len(edges) - 1, dtype=torch.float64, device=device)
-        nats, counts, outputs = zeros, zeros.clone(), OutputCheck(device)
+        device, source = accelerator.device, validation.source
+        scores = TokenScores(view.length, device)
         was_training = model.training
         model.eval()
         for batch in validation.batches(view):
             tokens, targets = (
-                _windows(part.to(device, non_blocking=True), view.length)
+                windows(part.to(device, non_blocking=True), view.length)
                 for part in (batch.inputs, batch.targets)
             )
             with autocast(self.config.train.precision, device):
                 logits = model(tokens.clamp_min(0))
-            losses = nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(),
-                targets.flatten(),
-                ignore_index=IGNORED,
-                reduction="none",
-            ).view_as(targets)
-            outputs.add(losses)
-            nats = nats.index_add(0, bins, losses.sum(0, dtype=torch.float64))
-            counts = counts.index_add(0, bins, (targets != IGNORED).sum(0, dtype=torch.float64))
+            scores.add(logits, targets)
             advance(len(batch.targets) * accelerator.num_processes)
         reshard(model)
         model.train(was_training)
-        *sums, wrong = sum_over_processes(accelerator, *nats, *counts, outputs.wrong)
-        outputs.require_none(wrong, view)
-        total, seen = sums[: len(zeros)], sums[len(zeros) :]
-        source: Stretches = validation.source
         return {
-            "bits_per_byte": sum(total) / math.log(2) / source.corpus.bytes,
-            "perplexity": math.exp(sum(total) / sum(seen)),
-            "bits_by_position": [
-                round(each / math.log(2) / count, 5) if count else None
-                for each, count in zip(total, seen, strict=True)
-            ],
+            **scores.result(accelerator, view, source.corpus.bytes),
             "sequences": len(source) * -(-source.length // view.length),
             "unreadable": 0,
         }
@@ -336,20 +314,6 @@ class LanguageTask(Task):
 
     def format_view(self, name: str) -> str:
         return f"{name} tokens" if name.isdigit() else name
-
-
-def position_edges(length: int) -> list[int]:
-    """Return the edges of the bins of positions in a context: about four to each power of two."""
-    powers = range(math.ceil(PER_OCTAVE * math.log2(length)) + 1)
-    inside = {math.floor(2 ** (power / PER_OCTAVE)) for power in powers}
-    return [0, *sorted(edge for edge in inside if edge < length), length]
-
-
-def _windows(stretches: Tensor, length: int) -> Tensor:
-    """Divide stretches (B, T) into windows (B * T / length, length), filled up with IGNORED."""
-    missing = -stretches.shape[1] % length
-    filled = nn.functional.pad(stretches, (0, missing), value=IGNORED)
-    return filled.reshape(-1, length)
 
 
 def _figures(found: dict[str, Any]) -> dict[str, Any]:
