@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import (
     COMMUTING,
-    LEARNED,
+    FROM_ZERO,
     assert_kernel_parity,
     assert_parity,
     fits,
@@ -17,6 +17,7 @@ from helpers import (
 import comrope
 from comrope import inits
 
+ON_ONE_AXIS = [name for name in comrope.METHODS if fits(name, num_axes=1)]
 MIXING = ["rope-mixed", "liere", "comrope-ld", "comrope-torus"]  # blocks rotate with all axes
 
 
@@ -125,6 +126,7 @@ def frequencies(rope) -> torch.Tensor:
 
 @pytest.mark.parametrize("base", [1.0, 16.0, 500.0, 1e6])
 @pytest.mark.parametrize("block_size", [2, 8])
+@pytest.mark.parametrize("method", ON_ONE_AXIS)
 def test_on_one_axis_every_method_starts_with_roformers_frequencies(method, block_size, base):
     sizes = {"num_axes": 1, "block_size": block_size, "head_dim": 48}
     found = frequencies(make(method, init="rope", base=base, **sizes))
@@ -133,6 +135,7 @@ def test_on_one_axis_every_method_starts_with_roformers_frequencies(method, bloc
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.29, 0.75, 1.0])
+@pytest.mark.parametrize("method", ON_ONE_AXIS)
 def test_p_rope_is_the_proportional_rope_of_transformers(method, share):
     utils = pytest.importorskip("transformers.modeling_rope_utils")
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -167,7 +170,7 @@ def test_a_share_is_from_zero_to_one(share):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", FROM_ZERO)
 def test_planes_that_do_not_rotate_learn_to(name, share):
     """Their gradients are those of the reference, and not zero: on the CPU and in the kernels."""
     for axes in (1, 2):

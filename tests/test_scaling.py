@@ -73,6 +73,7 @@ def in_transformers(scaling) -> torch.Tensor:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("method", [name for name in comrope.METHODS if fits(name, num_axes=1)])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: type(scaling).__name__)
 def test_vanilla_frequencies_are_those_of_the_papers(method, scaling):
     """From one axis, every method starts with them: LieRE and matrices of ComRoPE, too."""

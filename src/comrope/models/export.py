@@ -43,6 +43,7 @@ class Exportable(nn.Module):
     Weights should be float32: narrower ones are rounded once more when bases are folded in.
     """
 
+    @torch.no_grad()
     def __init__(self, model: RotaryTransformer) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)

@@ -87,6 +87,7 @@ def test_options_of_rotations_reach_ours_and_those_of_timm():
     with raises_for("model.rotated_share", UserError):
         tiny(model__rotated_share=1.5)
 
+
 def test_fields_of_other_models_are_refused():
     for field, value in (("share_rotations", "heads"), ("attention_temperature", "log")):
         with raises_for(f"model.{field}", UserError):
