@@ -37,7 +37,8 @@ from comrope.experiments.studies.tables import (
     markdown_table,
     row_name,
 )
-from comrope.experiments.tasks.language import TextView, position_edges
+from comrope.experiments.tasks.language import TextView
+from comrope.experiments.tasks.token_scores import position_edges
 
 __all__ = ["BASE", "SCALES", "STUDY", "Kind", "learned_rows", "rope_row", "searched"]
 
@@ -270,7 +271,16 @@ def figure(results: Results) -> Any:
         )
         above.set(xlabel="context length in evaluation, tokens", ylabel="bits per byte")
         below.set(xlabel=f"position in a context of {lengths[-1]} tokens", ylabel="bits per token")
-        above.legend(frameon=False, fontsize=7)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    drawing.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=4,
+        fontsize=8,
+        frameon=False,
+        handlelength=4,
+    )
     drawing.suptitle(
         f"{results['data']}\n{describe_seeds(results)}, band: ± one standard deviation; grey line: "
         "the training context",
