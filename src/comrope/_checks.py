@@ -1,13 +1,26 @@
-"""Argument checks. Their errors name the argument, what came and what was expected."""
+"""Argument checks. Their errors name the argument, what came and what was expected, in one line."""
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["boolean", "integer", "nonfinite", "one_of", "per_axis", "real"]
+__all__ = [
+    "boolean",
+    "integer",
+    "name_shown",
+    "nonfinite",
+    "one_line",
+    "one_of",
+    "per_axis",
+    "real",
+]
+
+LONGEST_NAME = 60  # characters in a message
+LONGEST = 500  # characters of another library's message
 
 
 def one_of(label: str, value: Any, choices: Iterable[str]) -> str:
@@ -62,3 +75,18 @@ def per_axis(label: str, value: Any, num_axes: int, *, positive: bool = False) -
 def nonfinite(tensors: Mapping[str, Any]) -> list[str]:
     """Return the names of tensors with NaN or infinite values."""
     return [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+
+
+def one_line(error: object) -> str:
+    """Return the message of another library for a message: in one line, without control characters.
+
+    It may contain parts of a file that is not trusted.
+    """
+    text = " ".join(str(error).split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def name_shown(name: str) -> str:
+    """Return a name from a file for a message; quoted if it is long or not printable."""
+    return name if name.isprintable() and len(name) <= LONGEST_NAME else reprlib.repr(name)

@@ -7,6 +7,7 @@ writing fails; callers translate it where their users expect another exception.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -79,7 +80,13 @@ def remove(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, as hexadecimal digits."""
+    """Return the SHA-256 of a file's content, as hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file: reading a pipe or a device may not end.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "expected a file, got something else", str(path))
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 24):

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from comrope._checks import name_shown
+
 __all__ = [
     "ANYTHING",
     "COUNT",
@@ -37,7 +39,6 @@ __all__ = [
 
 LARGEST = 2**24  # bytes of a file
 DEEPEST = 40  # lists and entries inside each other
-LONGEST_NAME = 60  # characters of an entry's name in a message
 
 
 class Fault(NamedTuple):
@@ -48,10 +49,7 @@ class Fault(NamedTuple):
 
     def inside(self, part: str | int) -> Fault:
         """Return the fault as one of the value that contains this one."""
-        if isinstance(part, int):
-            name = f"[{part}]"
-        else:
-            name = part if part.isprintable() and len(part) <= LONGEST_NAME else reprlib.repr(part)
+        name = f"[{part}]" if isinstance(part, int) else name_shown(part)
         dot = "." if self.where and not self.where.startswith("[") else ""
         return Fault(f"{name}{dot}{self.where}", self.what)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,11 @@ LINES = {
     ),
     "fields in words": lambda line: line.replace(b'"runtime":{', b'"runtime":"x","y":{'),
     "losses in words": lambda line: line.replace(b'"loss":[', b'"loss":["high",'),
+    "weights of a number": lambda line: line.replace(
+        b'"config":{', b'"config":{"train.start_from":3,'
+    ),
+    "another parent": lambda line: line.replace(b'"parent":null', b'"parent":"0123456789ab"'),
+    "another result of the run": lambda line: line.replace(b'"top1":{"12":', b'"top1":{"12":1'),
 }
 
 
@@ -192,3 +198,43 @@ def test_a_damaged_line_of_stored_runs_is_named(how, run, tmp_path):
     file.write_bytes(b"\n".join([line, damaged]))
     with raises_line(f"{file}, line 2", "remove the line"):
         JsonlStore(tmp_path / "store").ids()
+
+
+def test_a_line_may_be_repeated(run, tmp_path):
+    (tmp_path / "store").mkdir()
+    line = record_of(run).to_json()
+    (tmp_path / "store" / "digits.jsonl").write_text(f"{line}\n{line}\n")
+    assert len(JsonlStore(tmp_path / "store").records()) == 1
+
+
+def test_a_run_moves_to_the_file_of_another_family(run, tmp_path):
+    store, record = JsonlStore(tmp_path / "store"), record_of(run)
+    store.add([replace(record, recipe="earlier")])
+    store.add([record], replace=True)
+    assert JsonlStore(tmp_path / "store").records() == [record]
+
+
+def test_a_line_whose_fields_were_edited_is_not_the_result_of_these_fields(run, digits, tmp_path):
+    record = record_of(run)
+    JsonlStore(tmp_path).add([replace(record, fields={**record.fields, "optim.lr": 0.5})])
+    with raises_line(tmp_path, record.id):
+        JsonlStore(tmp_path).find(digits)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"optim.lr": -1}, {"data.nam\ne": 1}, {"model.spread": "x" * 9999}]
+)
+def test_stored_fields_that_are_not_accepted_are_of_a_named_run(fields, run):
+    record = replace(record_of(run), fields=fields)
+    with raises_line(record.id):
+        record.config  # noqa: B018
+
+
+@pytest.mark.parametrize("damage", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.name)])
+def test_a_store_or_measurement_that_is_no_file_is_named(damage, run, tmp_path):
+    damage(tmp_path / "digits.jsonl")
+    with raises_line(tmp_path / "digits.jsonl"):
+        JsonlStore(tmp_path).ids()
+    damage(run / "offset.json")
+    with raises_line(run / "offset.json"):
+        record_of(run)

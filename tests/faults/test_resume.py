@@ -89,6 +89,15 @@ def test_no_log_stops_the_end_of_a_training(content, tmp_path, monkeypatch):
     assert is_finished(curve(), tmp_path / "run")
 
 
+def test_a_log_that_is_too_large_is_not_replaced(stopped, tmp_path):
+    run = copy_of(stopped[0], tmp_path / "run")
+    with (run / LOG).open("ab") as file:
+        file.truncate(2**40)
+    with raises_line(run / LOG, "move it away"):
+        train(curve(train__checkpoint_every=5), run, progress=False)
+    assert (run / LOG).stat().st_size == 2**40
+
+
 # Checkpoints
 
 
@@ -202,6 +211,12 @@ def test_weights_of_a_checkpoint_that_do_not_fit_are_named(change, named, stoppe
         lambda path: forge(path, lambda v: v["optimizer"].append({"lr": 1.0})),
         lambda path: change_weights(
             path / "optimizer.safetensors", lambda t: t.update({"9.weight/exp_avg": torch.ones(1)})
+        ),
+        lambda path: change_weights(
+            path / "optimizer.safetensors", lambda t: t.pop("0.weight/exp_avg")
+        ),
+        lambda path: change_weights(
+            path / "optimizer.safetensors", lambda t: t.update({"0.weight/exp_avg": torch.ones(3)})
         ),
     ],
 )

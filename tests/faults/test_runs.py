@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -43,6 +44,12 @@ def other(digits, tmp_path) -> Path:
     weights = task_of(config).build_model().state_dict()
     write_finished(folder, to_yaml(config), weights, {"top1": {"12": 9.0}})
     return folder
+
+
+def sparse(path: Path) -> None:
+    """A file of a terabyte, without content."""
+    with path.open("wb") as file:
+        file.truncate(2**40)
 
 
 # Weights
@@ -291,6 +298,24 @@ def test_inspect_does_not_replace_a_damaged_start_by_random_weights(run, digits)
 
 
 # Configuration
+
+
+@pytest.mark.parametrize("damage", [os.mkfifo, lambda path: path.symlink_to(path.name), sparse])
+def test_a_configuration_that_is_no_file_of_usual_size_is_named(damage, run):
+    (run / CONFIG).unlink()
+    damage(run / CONFIG)
+    for read in (verify_run, load_run):
+        with raises_line(run, CONFIG):
+            read(run)
+
+
+def test_a_field_that_the_task_refuses_is_in_a_named_file(run):
+    text = (run / CONFIG).read_text()
+    (run / CONFIG).write_text(text.replace("vit_nano_patch4_12", "vit_nano"))
+    unseal(run)
+    for read in (verify_run, load_run, reseal_run):
+        with raises_line(run / CONFIG, "model.name"):
+            read(run)
 
 
 def test_every_region_of_the_configuration_is_part_of_the_seal(run):

@@ -142,6 +142,8 @@ class Pretrained(nn.Module):
             arguments = check_arguments(cls, written["arguments"])
         except ValueError as error:
             raise ValueError(f"{config}: {error}") from None
+        except OSError as error:
+            raise ValueError(f"{config}: cannot be read ({error.strerror})") from None
         if backend is not None:
             arguments["backend"] = backend
         weights = find(WEIGHTS)
@@ -221,8 +223,10 @@ def _build(
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             dtypes = {name: part.get_dtype() for name, part in slices.items()}
             saved_with = (file.metadata() or {}).get("arguments", digest)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{weights}: is truncated or not a safetensors file ({error})") from None
+    except (SafetensorError, OSError, MemoryError) as error:
+        raise ValueError(
+            f"{weights}: is truncated or not a safetensors file ({_checks.one_line(error)})"
+        ) from None
     blocks = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
     depth = arguments.get("depth", blocks)
     if depth != blocks:  # checked before blocks are built
@@ -231,7 +235,7 @@ def _build(
         with torch.device("meta"):
             model = cls(**arguments)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise ValueError(f"{config}: {error}") from None
+        raise ValueError(f"{config}: {_checks.one_line(error)}") from None
     if wrong := misfits(shapes_of(model.state_dict()), shapes):
         raise ValueError(f"{weights}: does not fit {config.name}: {wrong[0]}")
     for name, dtype in dtypes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -29,8 +30,9 @@ def misfits(expected: Shapes, found: Shapes) -> list[str]:
         if name not in found:
             wrong.append(f"{name} is missing")
         elif found[name] != shape:
-            wrong.append(f"{name} has shape {found[name]}, expected {shape}")
-    return wrong + [f"{name} is unexpected" for name in sorted(set(found) - set(expected))]
+            wrong.append(f"{name} has shape {reprlib.repr(found[name])}, expected {shape}")
+    unexpected = sorted(set(found) - set(expected))
+    return wrong + [f"{_checks.name_shown(name)} is unexpected" for name in unexpected]
 
 
 def mixed_dtypes(dtypes: Mapping[str, object], rotations: Collection[str]) -> list[str]:

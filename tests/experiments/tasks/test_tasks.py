@@ -30,7 +30,18 @@ def test_a_task_may_be_anywhere():
 
 
 @pytest.mark.parametrize(
-    "name", ["image", "no.such.module:Task", "support.toy:None", "support.toy:Points", "json:dumps"]
+    "name",
+    [
+        "image",
+        "no.such.module:Task",
+        "support.toy:None",
+        "support.toy:Points",
+        "json:dumps",
+        ":x",
+        ".toy:Curve",
+        "a\nb",
+        "x:" + "y" * 9999,
+    ],
 )
 def test_anything_else_is_refused(name):
     with raises_for("task", UserError):

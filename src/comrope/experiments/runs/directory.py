@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from comrope._checks import nonfinite
+from comrope._checks import name_shown, nonfinite, one_line
 from comrope._files import sha256_of
-from comrope._json import COUNT, NUMBER, SHA256, TEXT, Entries, Items, Nullable
+from comrope._json import COUNT, NUMBER, SHA256, TEXT, Entries, Items, Nullable, read_bytes
 from comrope.experiments.common.console import say
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import save_tensors, write_files, write_text
@@ -92,7 +92,8 @@ def check_run_dir(config: Config, out: Path) -> None:
         return  # it stopped before its first checkpoint
     if different := differences(config, *read_config(out)):
         raise UserError(
-            f"out: {out} holds another run ({'; '.join(different[:5])}); nothing was changed. "
+            f"out: {out} holds another run ({one_line('; '.join(different[:5]))}); nothing was "
+            "changed. "
             "Choose another folder"
         )
 
@@ -174,12 +175,14 @@ def read_weights(
     seal = check_config(out, label) if sealed else None
     try:
         config, tensors = load_recipe(str(out / CONFIG)), load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{label}: {weights} cannot be read ({error}); {TO_REPEAT}") from None
+    except (SafetensorError, OSError, MemoryError) as error:
+        reason = one_line(error)
+        raise UserError(f"{label}: {weights} cannot be read ({reason}); {TO_REPEAT}") from None
     if wrong := nonfinite(tensors):
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
         raise UserError(
-            f"{label}: {weights}: {wrong[0]}{more} has values that are not finite; {TO_REPEAT}"
+            f"{label}: {weights}: {name_shown(wrong[0])}{more} has values that are not finite; "
+            f"{TO_REPEAT}"
         )
     if seal is not None and seals.changed_files(out, seal, [WEIGHTS]):
         raise _changed(out, WEIGHTS, label)
@@ -195,8 +198,15 @@ def check_config(out: Path, label: str = "run") -> dict[str, str] | None:
     result, seal = stored
     if seal is not None and not seals.is_intact(result, seal):
         raise _changed(out, RESULT, label)
-    if seal is not None and seals.changed_files(out, seal, [CONFIG]):
-        raise _changed(out, CONFIG, label)
+    if seal is not None:
+        try:
+            read_bytes(out / CONFIG)  # within the limit of its size, and no pipe
+            is_changed = seals.changed_files(out, seal, [CONFIG])
+        except (OSError, ValueError) as error:
+            reason = one_line(error)
+            raise UserError(f"{label}: {out / CONFIG} cannot be read ({reason})") from None
+        if is_changed:
+            raise _changed(out, CONFIG, label)
     return seal
 
 

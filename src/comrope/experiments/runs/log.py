@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comrope import _json
+from comrope._checks import one_line
 from comrope._json import COUNT, NUMBER, TEXT, Entries
 from comrope.experiments.common.console import now, say
 from comrope.experiments.common.errors import UserError
@@ -15,6 +16,7 @@ from comrope.experiments.runs.directory import LOG
 
 __all__ = ["Log", "read_log"]
 
+LARGEST = 2**30  # bytes of a log
 RECORD = Entries({"event": TEXT}, {"step": COUNT})
 # What records of these events have besides.
 BY_EVENT = {
@@ -31,6 +33,10 @@ class Log:
         if self.path.exists() and not self.path.is_file():
             raise UserError(f"{self.path}: expected a file, got something else; move it away")
         if self.path.is_file():
+            if (size := self.path.stat().st_size) > LARGEST:  # would be replaced by an empty one
+                raise UserError(
+                    f"{self.path}: expected at most {LARGEST} bytes, got {size}; move it away"
+                )
             kept = [r for r in read_log(self.path) if r.get("step", 0) <= resume_from]
             kept.append({"event": "resumed", "step": resume_from, "time": now()})
             write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
@@ -53,11 +59,16 @@ class Log:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the records of a log, without an incomplete last line; none if there is no file.
 
-    Other lines that are no records are left out, and counted in a message.
+    Other lines that are no records are left out, and counted in a message. A log that cannot be
+    read has no records.
     """
     if not path.is_file():
         return []
-    *lines, last = path.read_bytes().split(b"\n")
+    try:
+        *lines, last = _json.read_bytes(path, largest=LARGEST).split(b"\n")
+    except (OSError, ValueError) as error:
+        say(f"{path}: cannot be read ({one_line(error)}), left out")
+        return []
     records = [_record(line) for line in lines if line]
     if wrong := records.count(None):
         noun = "line that is no record" if wrong == 1 else "lines that are no records"

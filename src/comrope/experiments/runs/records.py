@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from comrope import _json
+from comrope._checks import one_line
 from comrope._json import NUMBER, TEXT, Entries, Items, Kind, Nullable
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.json_files import read_json
@@ -66,7 +67,7 @@ RECORD = Entries(
         "name": TEXT,
         "legacy": Nullable(TEXT),
         "recipe": Kind("the name of a file", _is_file_name),  # in a store
-        "config": Entries(),
+        "config": Entries(optional={START: TEXT}),
         "runtime": Entries(),
         "result": RESULT_SCHEMA,
         "evaluations": Items(Entries()),
@@ -114,9 +115,12 @@ class Record:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run."""
-        fields, _ = upgrade({**self.fields, **self.runtime}, self.schema, f"run {self.id}: ")
-        return Config().with_overrides(fields)
+        """The configuration of the run; ``UserError`` if this version does not accept it."""
+        try:
+            fields, _ = upgrade({**self.fields, **self.runtime}, self.schema)
+            return Config().with_overrides(fields)
+        except UserError as error:
+            raise UserError(f"run {self.id}: {one_line(error)}") from None
 
     @property
     def parent(self) -> str | None:
@@ -151,7 +155,7 @@ class Record:
             ValueError: The line is not a record.
         """
         about = _json.parse(line, RECORD)
-        return cls(
+        record = cls(
             id=about["id"],
             name=about["name"],
             fields=about["config"],
@@ -165,6 +169,9 @@ class Record:
             schema=about["schema"],
             code=about["code"],
         )
+        if about.get("parent", record.parent) != record.parent:
+            raise ValueError(f"parent: expected {record.parent!r} as in {START}, got another")
+        return record
 
 
 def record_of(folder: Path, parent: str | None = None) -> Record | None:
@@ -251,7 +258,10 @@ def _extends(more: Any, less: Any) -> bool:
 def _measured(folder: Path) -> dict[str, Any]:
     """Return the content of the JSON files other than the result, by name."""
     files = (file for file in sorted(folder.glob("*.json")) if file.name != RESULT)
-    return {file.stem: read_json(file, MEASURED, TO_MEASURE) for file in files}
+    try:
+        return {file.stem: read_json(file, MEASURED, TO_MEASURE) for file in files}
+    except FileNotFoundError as error:  # a link to a file that does not exist
+        raise UserError(f"{error.filename}: cannot be read; {TO_MEASURE}") from None
 
 
 def _losses(log: list[dict[str, Any]]) -> list[list[float]]:

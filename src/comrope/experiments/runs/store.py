@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from comrope._checks import one_line
+from comrope._json import read_bytes
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_files
 from comrope.experiments.config import (
@@ -33,6 +35,7 @@ __all__ = [
 
 ARCHIVE = "archive"  # folder in a store: runs that no study plans
 RESULTS = Path("results")  # the default store
+LARGEST = 2**30  # bytes of a file
 
 
 class RunStore(Protocol):
@@ -93,7 +96,18 @@ class JsonlStore:
         return list(self._records)
 
     def find(self, config: Config) -> Record | None:
-        return self._records.get(run_id(config))
+        """Return the run of a configuration, or None.
+
+        Raises:
+            UserError: A line cannot be read, or was edited: its fields are of another run.
+        """
+        record = self._records.get(run_id(config))
+        if record is not None and (found := run_id(record.config, record.parent)) != record.id:
+            raise UserError(
+                f"{self.path}: the run {record.id} has fields of the run {found}; remove its line, "
+                "and store the run again with `comrope results add`"
+            )
+        return record
 
     def records(self) -> list[Record]:
         """Return all runs, file by file."""
@@ -141,6 +155,7 @@ class JsonlStore:
                 every[record.id] = new
                 changed.append(new)
         families = {record.recipe for record in changed}
+        families |= {self._records[r.id].recipe for r in changed if r.id in self._records}
         texts = {
             self.path / f"{family}.jsonl": _lines(r for r in every.values() if r.recipe == family)
             for family in families
@@ -152,16 +167,23 @@ class JsonlStore:
     @cached_property
     def _records(self) -> dict[str, Record]:
         found: dict[str, Record] = {}
+        places: dict[str, str] = {}
         for file in sorted(self.path.glob("*.jsonl")):
-            for number, line in enumerate(file.read_bytes().splitlines(), 1):
+            for number, line in enumerate(_lines_of(file), 1):
+                place = f"{file}, line {number}"
                 try:
                     record = Record.from_json(line)
                 except ValueError as error:
                     raise UserError(
-                        f"{file}, line {number}: {error}; remove the line, and store its run again "
-                        "with `comrope results add`"
+                        f"{place}: {error}; remove the line, and store its run again with "
+                        "`comrope results add`"
                     ) from None
-                found[record.id] = record
+                if found.setdefault(record.id, record) != record:
+                    raise UserError(
+                        f"{place}: the run {record.id} has another record in {places[record.id]}; "
+                        "remove the line that is wrong"
+                    )
+                places.setdefault(record.id, place)
         return found
 
 
@@ -228,6 +250,13 @@ def load_config(name: str, method: str | None = None, perturbation: float | None
         )
     folder, _, text = name.removeprefix("@").rpartition("/")
     return JsonlStore(Path(folder) if folder else RESULTS).get(text).config
+
+
+def _lines_of(file: Path) -> list[bytes]:
+    try:
+        return read_bytes(file, largest=LARGEST).splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it") from None
 
 
 def _lines(records: Iterable[Record]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import reprlib
 from typing import Any
 
 from comrope.experiments.common.errors import UserError
@@ -42,15 +43,16 @@ def task_of(config: Config) -> Task:
 def _class_of(name: str) -> type[Task]:
     found: Any = TASKS.get(name, name)
     if isinstance(found, str):
-        module, colon, attribute = found.partition(":")
-        if not colon:
+        module, _, attribute = found.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), attribute)):
             raise UserError(
-                f"task: expected one of {', '.join(TASKS)} or package.module:Class, got {name!r}"
+                f"task: expected one of {', '.join(TASKS)} or package.module:Class, got "
+                f"{reprlib.repr(name)}"
             )
         try:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise UserError(f"task: {name!r} cannot be imported ({error})") from None
+            raise UserError(f"task: {reprlib.repr(name)} cannot be imported ({error})") from None
     if not (isinstance(found, type) and issubclass(found, Task)):
-        raise UserError(f"task: expected a subclass of Task, got {name!r}")
+        raise UserError(f"task: expected a subclass of Task, got {reprlib.repr(name)}")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Validation
 from comrope.experiments.data.workers import start_server
-from comrope.experiments.runs.directory import WEIGHTS, read_weights
+from comrope.experiments.runs.directory import CONFIG, WEIGHTS, read_weights
 from comrope.experiments.tasks import Task, task_of
 from comrope.experiments.tasks.base import NO_PROBE, Probe
 from comrope.experiments.tasks.init_from import load_weights
 
-__all__ = ["evaluate_run", "evaluate_view", "load_run"]
+__all__ = ["evaluate_run", "evaluate_view", "in_file", "load_run"]
 
 
 def load_run(folder: Path, *, sealed: bool = True) -> tuple[Config, nn.Module]:
@@ -34,9 +34,19 @@ def load_run(folder: Path, *, sealed: bool = True) -> tuple[Config, nn.Module]:
         sealed: Whether to raise if its files have changed since it was finished.
     """
     config, tensors = read_weights(folder, sealed=sealed)
-    model = task_of(config).build_model()
+    with in_file(folder / CONFIG):
+        model = task_of(config).build_model()
     load_weights(model, tensors, str(folder / WEIGHTS))
     return config, model.eval()
+
+
+@contextlib.contextmanager
+def in_file(file: Path) -> Iterator[None]:
+    """Add the name of a configuration's file to the errors about its fields within the block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def evaluate_view(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from comrope._checks import name_shown
 from comrope._json import COUNT, NUMBER, Entries, Items
 from comrope.experiments.common.distributed import shard_like
 
@@ -138,13 +140,15 @@ def load_optimizer(
         raise ValueError(f"optimizer: expected {groups} parameter groups, got {len(numbers)}")
     names = {parameter: name for name, parameter in model.named_parameters()}
     if unknown := {key.rpartition("/")[0] for key in tensors} - {*names.values()}:
-        raise ValueError(f"optimizer: {min(unknown)} is no parameter of the model")
-    for group, own in zip(optimizer.param_groups, numbers, strict=True):
-        group.update(own)
+        wrong = name_shown(min(unknown))
+        raise ValueError(f"optimizer: {wrong} is no parameter of the model")
     states: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")
         states.setdefault(name, {})[part] = tensor
+    _check_parts(states, {name: parameter.shape for parameter, name in names.items()})
+    for group, own in zip(optimizer.param_groups, numbers, strict=True):
+        group.update(own)
     numbered = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     numbered["state"] = {
@@ -156,6 +160,18 @@ def load_optimizer(
         if names[parameter] in states
     }
     optimizer.load_state_dict(numbered)
+
+
+def _check_parts(states: dict[str, dict[str, Tensor]], shapes: dict[str, torch.Size]) -> None:
+    """Raise ``ValueError`` unless the states of all parameters have the form of most."""
+    count = Counter(part for parts in states.values() for part in parts)
+    alike = Counter(p for name, own in states.items() for p in own if own[p].shape == shapes[name])
+    for name, own in states.items():
+        for part in count:
+            if part not in own:
+                raise ValueError(f"optimizer: {name} has no {name_shown(part)}")
+            if 2 * alike[part] > count[part] and own[part].shape != shapes[name]:
+                raise ValueError(f"optimizer: {name}/{name_shown(part)} has another shape")
 
 
 def load_scaler(scaler: torch.amp.GradScaler, numbers: dict[str, float]) -> None:

@@ -16,7 +16,7 @@ from comrope.experiments.runs.directory import (
     reseal,
 )
 from comrope.experiments.tasks import task_of
-from comrope.experiments.training.evaluate import load_run
+from comrope.experiments.training.evaluate import in_file, load_run
 
 __all__ = ["reseal_run", "verify_run"]
 
@@ -47,4 +47,6 @@ def _check_result(folder: Path, *, sealed: bool) -> None:
     config, result = load_recipe(folder / CONFIG), read_result(folder, sealed=sealed)
     if result is None:
         raise UserError(f"run: {folder} is not finished (no {RESULT}); train it first")
-    headline_of(result, task_of(config).headline, folder / RESULT)
+    with in_file(folder / CONFIG):
+        headline = task_of(config).headline
+    headline_of(result, headline, folder / RESULT)
