@@ -32,6 +32,8 @@ __all__ = [
     "check",
     "constant",
     "decode",
+
+    "is_unicode",
     "parse",
     "read",
     "read_bytes",
@@ -258,12 +260,13 @@ def _check_plain(value: Any) -> None:
                     raise ValueError(_TOO_DEEP)
                 deeper += each
                 deeper += each.values() if isinstance(each, dict) else ()
-            elif isinstance(each, str) and not each.isascii() and not _is_unicode(each):
+            elif isinstance(each, str) and not each.isascii() and not is_unicode(each):
                 raise ValueError(f"expected Unicode, got {reprlib.repr(each)}")
         level = deeper
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be encoded; the bytes of a path may be no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair

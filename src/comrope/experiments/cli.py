@@ -14,6 +14,7 @@ import typer
 import comrope
 from comrope.experiments import cli_results
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.common.messages import accept_any_text, one_line
 
 __all__ = ["app", "main"]
 
@@ -333,6 +334,7 @@ def recipes_command(
 
 def main() -> None:
     """Run the command ``comrope``; print one line for errors that a user can correct."""
+    accept_any_text()
     faulthandler.enable()  # print a traceback for crashes in native code
     warnings.filterwarnings("once", category=DeprecationWarning, module=r"comrope\.")
     warnings.formatwarning = _format_warning
@@ -364,7 +366,7 @@ def _format_warning(
 
 
 def _leave(message: str, code: int) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(one_line(message), file=sys.stderr, flush=True)
     sys.exit(code)
 
 

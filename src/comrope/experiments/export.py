@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from comrope._files import write_files, write_text
-from comrope._json import NUMBER, TEXT, Entries, Items
+from comrope._json import NUMBER, TEXT, Entries, Items, is_unicode
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.json_files import read_json
+from comrope.experiments.common.messages import shown
 from comrope.experiments.runs.directory import CONFIG
 from comrope.experiments.tasks import task_of
 from comrope.experiments.training.evaluate import load_run
@@ -95,6 +96,8 @@ def _check_place(to: str, out: Path) -> None:
             raise UserError(f"out: expected a folder without other files, got {out}")
     elif out.suffix != FORMATS[to] or out.is_dir():
         raise UserError(f"out: expected a file that ends in {FORMATS[to]}, got {out}")
+    elif not is_unicode(str(out)):  # the exporters require UTF-8
+        raise UserError(f"out: expected a path in UTF-8, got {shown(str(out))}")
 
 
 def _check_installed(*packages: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from comrope.experiments.runs.directory import LOG
@@ -61,3 +63,14 @@ def test_tensorboard_has_the_numbers(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert events.Tags()["scalars"] == ["train/loss"]
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
+
+
+def test_a_folder_that_tensorboard_cannot_name_has_a_log(tmp_path, capfd):
+    """As on a command line in a locale without UTF-8."""
+    folder = tmp_path / os.fsdecode(b"\xe9")
+    folder.mkdir()
+    log = Log(folder, resume_from=0)
+    log.write("train", step=1, loss=0.5)
+    log.close()
+    assert steps(folder) == [("train", 1)]
+    assert "TensorBoard" in capfd.readouterr().err

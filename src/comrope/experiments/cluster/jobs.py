@@ -55,7 +55,7 @@ def job_of(run: Run, cluster: Cluster) -> ClusterJob:
     """
     place = run.folder / PLACE
     place.mkdir(parents=True, exist_ok=True)
-    with (place / LOCK).open("w") as file, _signals_blocked():
+    with (place / LOCK).open("w", encoding="utf-8") as file, _signals_blocked():
         fcntl.flock(file, fcntl.LOCK_EX)  # of two commands, one submits
         if (place / JOB).exists():
             job = ClusterJob(**read_json(place / JOB, SCHEMA, TO_SUBMIT))
@@ -70,7 +70,7 @@ def job_of(run: Run, cluster: Cluster) -> ClusterJob:
 def failure_of(run: Run) -> str | None:
     """Return why the last job of a run failed, if the job could write it."""
     file = run.folder / PLACE / FAILURE
-    return file.read_text() if file.exists() else None
+    return file.read_text(encoding="utf-8") if file.exists() else None
 
 
 def states_of(jobs: Iterable[ClusterJob]) -> dict[ClusterJob, str]:

@@ -44,7 +44,7 @@ class Log:
 
     def write(self, event: str, **values: Any) -> None:
         record = {"event": event, **values, "time": now()}
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         if self.writer is not None:
             for name, value in values.items():
@@ -91,4 +91,8 @@ def _tensorboard(folder: Path, resume_from: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=resume_from + 1)
+    try:
+        return SummaryWriter(str(folder), purge_step=resume_from + 1)
+    except UnicodeEncodeError:  # TensorBoard requires paths in UTF-8
+        say(f"{folder}: has characters that TensorBoard cannot encode in this locale; no files")
+        return None

@@ -210,4 +210,5 @@ class Study:
 
 def packaged(name: str) -> Any:
     """Return the content of a YAML file of this package."""
-    return yaml.safe_load(resources.files("comrope.experiments.studies").joinpath(name).read_text())
+    file = resources.files("comrope.experiments.studies").joinpath(name)
+    return yaml.safe_load(file.read_text(encoding="utf-8"))

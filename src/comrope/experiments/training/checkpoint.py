@@ -89,7 +89,7 @@ def save(
         sums = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         content = json.dumps({**values, "step": step, "sums": sums})
         digest = hashlib.sha256(content.encode()).hexdigest()
-        (temporary / STATE).write_text(f"{content}\n{digest}\n")
+        (temporary / STATE).write_text(f"{content}\n{digest}\n", encoding="utf-8")
         commit_directory(temporary, target)  # target exists after a resume from an earlier step
     except (OSError, SafetensorError) as error:  # a full disk raises either
         shutil.rmtree(temporary, ignore_errors=True)
