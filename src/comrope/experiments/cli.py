@@ -7,7 +7,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -109,7 +109,7 @@ def eval_command(
     quiet: Quiet = False,
 ) -> None:
     """Evaluate a trained model at any resolutions, optionally with shifted coordinates."""
-    from comrope.experiments.config import load_recipe
+    from comrope.experiments.config import load_recipe, read_numbers
     from comrope.experiments.runs.directory import CONFIG
     from comrope.experiments.tasks import task_of
     from comrope.experiments.training.evaluate import evaluate_run
@@ -118,8 +118,8 @@ def eval_command(
         run,
         overrides=overrides or [],
         data=data,
-        resolutions=_numbers("resolutions", resolutions, int) if resolutions else None,
-        offsets=_numbers("offsets", offsets, float),
+        resolutions=None if resolutions is None else read_numbers("--resolutions", resolutions),
+        offsets=read_numbers("--offsets", offsets),
         progress=not quiet,
     )
     task = task_of(load_recipe(run / CONFIG))
@@ -141,12 +141,15 @@ def reproduce_command(
     preset: Annotated[str, typer.Option(help="demo, tiny, small or paper.")] = "demo",
     data: Annotated[str | None, typer.Option(help="The folder of the data set.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs per row; by default the study's number.")
+        int | None,
+        typer.Option(min=1, max=1000, help="Runs per row; by default the study's number."),
     ] = None,
     methods: Annotated[str, typer.Option(help="Only these methods, such as ape,liere.")] = "",
     per_gpu: Annotated[
         int,
-        typer.Option(min=1, help="Runs at a time on each GPU; more than one suits small models."),
+        typer.Option(
+            min=1, max=1000, help="Runs at a time on each GPU; more than one suits small models."
+        ),
     ] = 1,
     out: Annotated[
         Path | None,
@@ -372,10 +375,3 @@ def _leave(message: str, code: int) -> None:
 
 def _root(data: str | None) -> dict[str, str]:
     return {"data.root": data} if data is not None else {}
-
-
-def _numbers(label: str, text: str, kind: Any) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--{label}: expected numbers separated by commas, got {text!r}") from None

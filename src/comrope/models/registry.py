@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
     "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
 }
-NAME = re.compile(r"(?:comrope_)?vit_([a-z]+)_patch(\d+)_(\d+)")
+NAME = re.compile(r"(?:comrope_)?vit_([a-z]+)_patch(\d{1,9})_(\d{1,9})", re.ASCII)
 PLAIN_NAMES = [
     f"vit_{size}_patch{patch}_{resolution}"
     for size in ("tiny", "small", "base", "large")

@@ -16,7 +16,7 @@ class Part:
     kind: str = option("a", choices=("a", "b"), help="A choice.")
     share: float = option(0.5, above=0, maximum=1, help="A share.")
     count: int = option(1, minimum=1, help="A count.")
-    pair: tuple[float, float] = option((0.0, 1.0), help="Two numbers.")
+    pair: tuple[float, float] = option((0.0, 1.0), ordered=True, help="Two numbers.")
     some: tuple[int, ...] = option((), help="Any number of numbers.")
     name: str | None = option(None, help="A text or nothing.")
     on: bool = option(False, help="A switch.")
@@ -58,6 +58,21 @@ def test_typed_text_is_yaml_except_for_text_fields():
         {"count": Text("many")},
         {"count": Text("[1")},
         {"pair": [1]},
+        {"pair": [1, 0]},
+        {"pair": [0, float("nan")]},
+        {"pair": [0, float("inf")]},
+        {"pair": Text("[0,.nan]")},
+        {"pair": [0, 10**400]},
+        {"pair": [[0], 1]},
+        {"pair": None},
+        {"some": [1] * 101},
+        {"some": [1.0]},
+        {"share": 10**400},
+        {"share": Text("9" * 5000)},
+        {"count": 10**5000},
+        {"count": Text("[" * 3000)},
+        {"name": "a\0b"},
+        {"name": [1]},
         {"on": 3},
     ],
 )

@@ -121,4 +121,7 @@ def test_the_description_of_fields():
     text = describe_fields()
     assert "train.precision = 'no'\n" in text
     assert "bf16" in text
+    assert "share of the image's. Expects 2 numbers above 0 and up to 1, the first" in " ".join(
+        text.split()
+    )
     assert "options.NAME" in text

@@ -1,57 +1,32 @@
-"""Fields of a configuration, set on a command line."""
+"""The fields: every one has bounds, and the defaults are within them."""
 
 from __future__ import annotations
 
 import pytest
 
-from comrope.experiments.common.errors import UserError
-from comrope.experiments.config import Config
+from comrope.experiments.config import Config, option_fields
+from comrope.experiments.config.build import field_types
+from comrope.models import vit
+
+FIELDS = option_fields(Config)
 
 
-def test_overrides_are_typed():
-    config = Config().with_overrides(
-        ["optim.lr=1e-4", "train.precision=no", "augment.scale=[0.5,1]", "train.ema=0.99",
-         "evaluate.resolutions=224", "model.base=null"]
-    )  # fmt: skip
-    assert config.optim.lr == 1e-4
-    assert config.train.precision == "no"
-    assert config.augment.scale == (0.5, 1.0)
-    assert config.train.ema == 0.99
-    assert config.evaluate.resolutions == (224,)
-    assert config.model.base is None
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_default_is_within_the_bounds(name):
+    assert FIELDS[name].metadata["bounds"].accepts(FIELDS[name].default)
 
 
-@pytest.mark.parametrize(
-    ("override", "field"),
-    [
-        ("train.epoch=3", "train.epoch: .*did you mean train.epochs"),
-        ("epochs=3", "epochs"),
-        ("train.epochs", "train.epochs"),
-        ("train.epochs=0", "train.epochs"),
-        ("optim.lr=-1", "optim.lr"),
-        ("train.precision=fp8", "train.precision: .*bf16"),
-        ("train.accumulate=7", "train.accumulate: .*6144"),
-    ],
-)
-def test_overrides_that_are_not_accepted(override, field):
-    with pytest.raises(UserError, match=field):
-        Config().with_overrides([override])
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_number_has_a_largest_value(name):
+    bounds, kind = FIELDS[name].metadata["bounds"], str(field_types(Config)[name])
+    of_numbers = "int" in kind or "float" in kind
+    assert (bounds.maximum is not None or bounds.below is not None) == of_numbers
 
 
-def test_texts_are_taken_as_they_are_typed():
-    for path in ("/data/a #b", "/data/x: y", "[1", "2024", "no"):
-        assert Config().with_overrides([f"data.root={path}"]).data.root == path
-    assert Config().with_overrides(["data.root=null"]).data.root is None
-
-
-def test_a_task_and_its_options():
-    config = Config().with_overrides(
-        ["task=package.module:Class", "options.rate=1e-3", "options.size=3", "options.on=true"]
-    )
-    assert config.task == "package.module:Class"
-    assert config.options == {"rate": 1e-3, "size": 3, "on": True}
-    assert Config().options == {}
-    assert len({config, Config(), Config()}) == 2
-    for wrong in ("options.size=[1]", "options=3", "taks=images"):
-        with pytest.raises(UserError, match=wrong.partition("=")[0]):
-            config.with_overrides([wrong])
+def test_choices_are_those_of_the_model():
+    for name, choices in {
+        "model.position_units": vit.POSITION_UNITS,
+        "model.class_position": vit.CLASS_POSITIONS,
+        "model.global_pool": vit.POOLS,
+    }.items():
+        assert {*FIELDS[name].metadata["bounds"].choices} == {*choices}

@@ -185,8 +185,7 @@ def test_models_of_timm_that_cannot_be_built(options, argument, folder):
 
 @pytest.mark.parametrize(
     "options",
-    [{"model__position": "comrope"}, {"model__name": "vit_nano_patch5_12"},
-     {"model__global_pool": "max"},
+    [{"model__position": "comrope"}, {"model__name": "vit_x_patch4_12"}, {"model__init": "ones"},
      {"model__position": "comrope-ld", "model__log_frequencies": True},
      {"model__position": "rope", "model__shared_heads": True},
      {"model__position": "comrope-ld", "model__rotated_share": 0.5}],

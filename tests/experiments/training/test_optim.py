@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from helpers import raises_for
 from support.runs import tiny
 from torch import nn
@@ -86,9 +85,3 @@ def test_the_rate_rises_and_falls_with_the_step():
 def test_optimizers_that_timm_does_not_have_are_refused(name):
     with raises_for("optim.name", UserError):
         create_optimizer(tiny(optim__name=name).optim, nn.Linear(1, 1), lambda name: None)
-
-
-def test_schedules_that_need_more_than_the_step_are_refused():
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    with raises_for("optim.schedule", UserError):
-        create_schedule(tiny(optim__schedule="plateau"), optimizer, 10)

@@ -9,19 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config.build import suggest
+from comrope.experiments.common.messages import shown
+from comrope.experiments.config.bounds import Bounds
+from comrope.experiments.config.build import Text, checked, suggest
 from comrope.experiments.launch import slots
 
 __all__ = ["Cluster", "find_cluster"]
 
 CLUSTERS = ("slurm", "local")
+MOST = 100_000  # of any number: minutes of 69 days, gigabytes of memory, processes
+COUNT, NUMBER = (int, Bounds(minimum=1, maximum=MOST)), (float, Bounds(maximum=MOST))
+FROM_0, TEXT = (int, Bounds(maximum=MOST)), (str, Bounds(shortest=1))
 SHARED = {
-    "timeout_min": int, "mem_gb": float, "nodes": int, "cpus_per_task": int, "gpus_per_node": int,
-    "tasks_per_node": int,
+    "timeout_min": COUNT, "mem_gb": NUMBER, "nodes": COUNT, "cpus_per_task": COUNT,
+    "gpus_per_node": FROM_0, "tasks_per_node": COUNT,
 }  # fmt: skip
 OF_SLURM = {
-    "partition": str, "account": str, "qos": str, "constraint": str, "gres": str, "exclude": str,
-    "signal_delay_s": int,
+    "partition": TEXT, "account": TEXT, "qos": TEXT, "constraint": TEXT, "gres": TEXT,
+    "exclude": TEXT, "signal_delay_s": FROM_0,
 }  # fmt: skip
 TIMEOUT_MIN = 240  # a run that takes longer is requeued, and continues
 
@@ -78,7 +83,8 @@ def find_cluster(name: str, options: str = "") -> Cluster:
     """
     if name not in CLUSTERS:
         raise UserError(
-            f"cluster: expected one of {', '.join(CLUSTERS)}; got {name!r}{suggest(name, CLUSTERS)}"
+            f"cluster: expected one of {', '.join(CLUSTERS)}; got {shown(name)}"
+            f"{suggest(name, CLUSTERS)}"
         )
     known = SHARED | (OF_SLURM if name == "slurm" else {})
     # A value may have commas.
@@ -94,14 +100,11 @@ def find_cluster(name: str, options: str = "") -> Cluster:
     return Cluster(name, found)
 
 
-def _option(text: str, known: Mapping[str, type]) -> tuple[str, Any]:
+def _option(text: str, known: Mapping[str, tuple[type, Bounds]]) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or key not in known:
         raise UserError(
-            f"cluster-options: expected NAME=VALUE with a name of {', '.join(known)}; got {text!r}"
-            f"{suggest(key, known)}"
+            f"cluster-options: expected NAME=VALUE with a name of {', '.join(known)}; got "
+            f"{shown(text)}{suggest(key, known)}"
         )
-    try:
-        return key, known[key](value)
-    except ValueError:
-        raise UserError(f"cluster-options: {key}: expected a number, got {value!r}") from None
+    return key, checked(*known[key], Text(value), f"cluster-options: {key}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comrope.experiments.config.build import option_fields, to_dict
+from comrope.experiments.config.config import Config, read_numbers
 from comrope.experiments.config.identity import (
     CONFIG,
     RUNTIME,
@@ -25,7 +26,6 @@ from comrope.experiments.config.recipes import describe_fields, load_recipe, rec
 from comrope.experiments.config.schema import (
     TIMM,
     Augment,
-    Config,
     Data,
     Detect,
     Evaluate,
@@ -60,6 +60,7 @@ __all__ = [
     "non_default",
     "option_fields",
     "read_config",
+    "read_numbers",
     "recipe_names",
     "run_id",
     "run_name",

@@ -12,14 +12,17 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.messages import name_shown, shown
+from comrope.experiments.config import reader
+from comrope.experiments.config.bounds import LONGEST_LIST, Bounds, expected
 
 __all__ = [
     "Scalar",
     "Text",
     "build",
+    "checked",
+    "field_types",
     "flat",
     "option",
     "option_fields",
@@ -29,38 +32,26 @@ __all__ = [
 ]
 
 Scalar = bool | int | float | str
+OF_OPTIONS = Bounds(minimum=-1e300, maximum=1e300)
 
 
 def option(
     default: Any,
     *,
     help: str,  # noqa: A002
-    choices: tuple[str, ...] = (),
-    minimum: float = 0,
-    above: float | None = None,
-    maximum: float | None = None,
     runtime: bool = False,
+    **bounds: Any,
 ) -> Any:
     """Declare a field of a section.
 
     Args:
         default: The value of the field where a recipe gives none.
         help: What the field means, in one sentence, with its unit.
-        choices: The accepted texts; by default any.
-        minimum: The smallest accepted number. Numbers must be finite.
-        above: A number that the value must exceed, instead of ``minimum``.
-        maximum: The largest accepted number; by default any.
         runtime: Whether the field does not change what is learned. Such a field is not part of a
             run's identity, and a run may be resumed with another value.
+        bounds: The accepted values, as in ``Bounds``.
     """
-    about = {
-        "help": help,
-        "choices": choices,
-        "minimum": minimum,
-        "above": above,
-        "maximum": maximum,
-        "runtime": runtime,
-    }
+    about = {"help": help, "runtime": runtime, "bounds": Bounds(**bounds)}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -69,8 +60,8 @@ class Text(str):
 
     def read(self) -> Any:
         try:
-            return yaml.safe_load(str(self))
-        except yaml.YAMLError:
+            return reader.parse(str(self))
+        except ValueError:
             return str(self)
 
 
@@ -86,16 +77,40 @@ def build(kind: Any, tree: Any, where: str) -> Any:
         UserError: A field is unknown, or a value has another type or is out of bounds.
     """
     if not isinstance(tree, dict):
-        raise UserError(f"{where}expected fields, got {tree!r}")
+        raise UserError(f"{where.removesuffix('.')}: expected fields, got {shown(tree)}")
     types_of = _types_of(kind)
-    about = {field.name: field.metadata for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     values = {}
     for name, value in tree.items():
         if name not in types_of:
-            raise UserError(f"{where}{name}: no such field{suggest(str(name), types_of)}")
-        values[name] = _typed(types_of[name], value, f"{where}{name}")
-        _check(values[name], about[name], f"{where}{name}")
+            raise UserError(
+                f"{where}{name_shown(name)}: no such field{suggest(str(name), types_of)}"
+            )
+        bounds = fields[name].metadata.get("bounds", Bounds())
+        values[name] = checked(types_of[name], bounds, value, f"{where}{name}")
     return kind(**values)
+
+
+def checked(kind: Any, bounds: Bounds, value: Any, where: str) -> Any:
+    """Return a value as its type; raise unless it has this type and is within bounds.
+
+    Args:
+        kind: The type of a field.
+        bounds: The accepted values.
+        value: A plain value, or a ``Text``.
+        where: The name of the field in messages.
+    """
+    if dataclasses.is_dataclass(kind):
+        return build(kind, value, f"{where}.")
+    if typing.get_origin(kind) is dict:
+        return _scalars(value, where)
+    try:
+        found = _typed(kind, bounds, value)
+        if bounds.accepts(found):
+            return found
+    except (TypeError, ValueError, OverflowError):  # another type; an integer too large for a float
+        pass
+    raise UserError(f"{where}: expected {expected(kind, bounds)}, got {shown(value)}")
 
 
 @functools.cache
@@ -103,9 +118,8 @@ def _types_of(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _typed(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return build(kind, value, f"{where}.")
+def _typed(kind: Any, bounds: Bounds, value: Any) -> Any:
+    """Return a value as its type; raise ``TypeError`` or ``ValueError`` for other values."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if isinstance(value, Text):
         empty = types.NoneType in options and value in ("null", "~", "")
@@ -113,59 +127,42 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
     if value is None and types.NoneType in options:
         return None
     (kind,) = (option for option in options if option is not types.NoneType)
-    if typing.get_origin(kind) is dict:
-        return _scalars(value, where)
     if typing.get_origin(kind) is tuple:
         element, *rest = typing.get_args(kind)
         if isinstance(value, str):  # "64,128", as typed on a command line
             value = Text(f"[{value}]").read()
         value = [] if value is None else value
         value = [value] if not isinstance(value, (list, tuple)) else value
-        if rest != [Ellipsis] and len(value) != 1 + len(rest):
-            raise UserError(f"{where}: expected {1 + len(rest)} values, got {value!r}")
-        return tuple(_typed(element, item, where) for item in value)
+        most = (bounds.longest or LONGEST_LIST) if rest == [Ellipsis] else 1 + len(rest)
+        if len(value) > most or (rest != [Ellipsis] and len(value) < most):
+            raise ValueError
+        return tuple(_typed(element, bounds, item) for item in value)
     if kind is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
-            pass
-    elif kind is str and isinstance(value, bool):
+        return float(value)  # YAML reads 1e-3 as text
+    if kind is str and isinstance(value, bool):
         return "no" if value is False else "yes"  # YAML reads "no" as false
-    elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    raise UserError(f"{where}: expected {kind.__name__}, got {value!r}")
+    raise TypeError
 
 
 def _scalars(value: Any, where: str) -> dict[str, Scalar]:
     """Return names with one plain value each; any names are accepted."""
     if not isinstance(value, dict):
-        raise UserError(f"{where}: expected names with values, got {value!r}")
+        raise UserError(f"{where}: expected names with values, got {shown(value)}")
     found = {}
     for name, item in value.items():
         plain = item.read() if isinstance(item, Text) else item
         if isinstance(item, Text) and isinstance(plain, str):
             with contextlib.suppress(ValueError):  # YAML reads 1e-3 as text
                 plain = number if math.isfinite(number := float(plain)) else plain
-        if not isinstance(plain, Scalar):
-            raise UserError(f"{where}.{name}: expected a text, a number or a bool, got {plain!r}")
+        if not isinstance(plain, Scalar) or not OF_OPTIONS.accepts(plain):
+            raise UserError(
+                f"{where}.{name_shown(name)}: expected a text, a finite number or a bool, got "
+                f"{shown(plain)}"
+            )
         found[str(name)] = plain
     return found
-
-
-def _check(value: Any, about: typing.Mapping[str, Any], where: str) -> None:
-    """Raise unless a value is one of its field's choices, or within its field's bounds."""
-    if not about:
-        return
-    choices = about["choices"]
-    if choices and value not in choices:
-        raise UserError(f"{where}: expected one of {', '.join(choices)}, got {value!r}")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        least, above, most = about["minimum"], about["above"], about["maximum"]
-        high_enough = value >= least if above is None else value > above
-        if not (math.isfinite(value) and high_enough and (most is None or value <= most)):
-            low = f"at least {least:g}" if above is None else f"above {above:g}"
-            high = "" if most is None else f" and at most {most:g}"
-            raise UserError(f"{where}: expected a number {low}{high}, got {value!r}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -195,12 +192,22 @@ def flat(config: Any) -> dict[str, Any]:
 
 def option_fields(kind: Any) -> dict[str, dataclasses.Field[Any]]:
     """Return the fields declared with ``option``, of a dataclass and its sections, by name."""
-    found: dict[str, dataclasses.Field[Any]] = {}
+    return {name: field for name, (field, _) in _options(kind).items()}
+
+
+def field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of the fields declared with ``option``, by name."""
+    return {name: type_ for name, (_, type_) in _options(kind).items()}
+
+
+def _options(kind: Any) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    found: dict[str, tuple[dataclasses.Field[Any], Any]] = {}
     for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(section := _types_of(kind)[field.name]):
-            found |= {f"{field.name}.{key}": each for key, each in option_fields(section).items()}
+        type_ = _types_of(kind)[field.name]
+        if dataclasses.is_dataclass(type_):
+            found |= {f"{field.name}.{key}": each for key, each in _options(type_).items()}
         elif field.metadata:
-            found[field.name] = field
+            found[field.name] = field, type_
     return found
 
 

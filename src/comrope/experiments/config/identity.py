@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from comrope._files import sha256_of
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.messages import shown
 from comrope.experiments.config.build import flat, option_fields
-from comrope.experiments.config.recipes import LOADER, load_recipe
-from comrope.experiments.config.schema import TIMM, Config
+from comrope.experiments.config.config import Config
+from comrope.experiments.config.recipes import load_recipe, read_sections
+from comrope.experiments.config.schema import TIMM
 
 __all__ = [
     "CONFIG",
@@ -34,8 +37,10 @@ __all__ = [
 
 CONFIG = "config.yaml"  # in the folder of a run
 IDENTITY = 2  # version of the hash; identity-2.json contains the defaults of the fields
+LONGEST = 300  # characters of an identity
 STORED = "@"  # prefix of the identity of a run that has no folder here
 NAMED = re.compile(r".+-b\d+-p[\d.e+-]+-s\d+-(?P<id>[0-9a-f]{12})")  # of run_name
+_parents: ContextVar[tuple[Path, ...]] = ContextVar("parents", default=())
 # Fields that do not change what is learned: a run may be resumed with other values.
 RUNTIME = frozenset(
     name for name, field in option_fields(Config).items() if field.metadata["runtime"]
@@ -90,7 +95,8 @@ def start_id(start: str | None, stored: str | None = None) -> str | None:
     if named := NAMED.fullmatch(path.name):
         return named["id"]
     if (path / CONFIG).is_file():
-        return run_id(*read_config(path))
+        with _once(path):
+            return run_id(*read_config(path))
     if path.is_file():
         about = path.stat()
         return _file_id(path, about.st_size, about.st_mtime_ns)
@@ -107,14 +113,14 @@ def read_config(folder: Path) -> tuple[Config, str | None]:
     """
     path = folder / CONFIG
     config = load_recipe(path)
-    try:
-        parent = yaml.load(path.read_text(), LOADER).get("parent")
-    except (OSError, yaml.YAMLError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+    parent = read_sections(path).get("parent")
+    if parent is not None and not (isinstance(parent, str) and 0 < len(parent) <= LONGEST):
+        raise UserError(f"{path}: parent: expected an identity, got {shown(parent)}")
     # Folders are often moved together: the parent may be next to this folder now.
     start = folder.parent / _last_part(config.train.start_from)
     if parent is None and config.train.start_from and (start / CONFIG).is_file():
-        parent = run_id(*read_config(start))
+        with _once(start):
+            parent = run_id(*read_config(start))
     return config, parent
 
 
@@ -160,6 +166,19 @@ def differences(mine: Config, theirs: Config, parent: str | None = None) -> list
 
 def _last_part(start: str | None) -> str:
     return Path(os.path.abspath(start)).name if start else ""
+
+
+@contextlib.contextmanager
+def _once(folder: Path) -> Iterator[None]:
+    """Raise if the identity of a run depends on itself."""
+    parents = _parents.get()
+    if folder in parents:
+        raise UserError(f"{folder / CONFIG}: train.start_from: expected other weights than its own")
+    before = _parents.set((*parents, folder))
+    try:
+        yield
+    finally:
+        _parents.reset(before)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from importlib import resources
@@ -11,16 +12,25 @@ from typing import Any
 import yaml
 
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.config.build import option_fields, suggest, to_dict, to_plain
+from comrope.experiments.common.messages import shown
+from comrope.experiments.config import reader
+from comrope.experiments.config.bounds import expected
+from comrope.experiments.config.build import (
+    field_types,
+    option_fields,
+    suggest,
+    to_dict,
+    to_plain,
+)
+from comrope.experiments.config.config import Config, build_config
 from comrope.experiments.config.methods import method_fields, method_names
-from comrope.experiments.config.schema import Config, build_config
 from comrope.experiments.config.upgrades import SCHEMA, upgrade_tree
 
-__all__ = ["describe_fields", "load_recipe", "recipe_names", "to_yaml"]
+__all__ = ["describe_fields", "load_recipe", "read_sections", "recipe_names", "to_yaml"]
 
 FILES = resources.files("comrope.experiments.config").joinpath("recipes")
 COMPOSED = re.compile(r"(?P<method>.+?)(_p(?P<perturbation>\d+(\.\d+)?))?")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+SUFFIXES = (".yaml", ".yml")
 DEEPEST = 10  # recipes in a chain of bases
 
 
@@ -64,14 +74,14 @@ def to_yaml(config: Config, parent: str | None = None) -> str:
 
 def describe_fields() -> str:
     """Return a text with every field: its default, its meaning, and its accepted values."""
-    lines = []
+    lines, types_of = [], field_types(Config)
     for name, field in option_fields(Config).items():
         about = field.metadata
         default = yaml.safe_dump(to_plain(field.default), default_flow_style=True)
         lines.append(f"{name} = {default.removesuffix(chr(10)).removesuffix(chr(10) + '...')}")
-        text = about["help"]
-        if about["choices"]:
-            text += f" One of {', '.join(about['choices'])}."
+        accepted = expected(types_of[name], about["bounds"])
+        plain = accepted.startswith("a text")  # as most others
+        text = about["help"] + ("" if plain else f" Expects {accepted}.")
         if about["runtime"]:
             text += " Does not change what is learned."
         lines.append(textwrap.fill(text, 96, initial_indent="    ", subsequent_indent="    "))
@@ -92,26 +102,53 @@ def _compose(config: Config, method: str | None, perturbation: float | None) -> 
     return config.with_overrides(fields)
 
 
-def _tree(name: str, depth: int = 0) -> dict[str, Any]:
-    """Return the sections of a recipe as plain values, merged into those of its base."""
-    if depth > DEEPEST:
-        raise UserError(f"recipe {name}: is based on itself; expected a base without a cycle")
-    if not name.endswith((".yaml", ".yml")) and name not in recipe_names():
-        return _composed_tree(name, depth)
+def read_sections(name: str | Path) -> dict[str, Any]:
+    """Return the content of a recipe or file, names with plain values; it may have a base.
+
+    Raises:
+        UserError: It cannot be read, or is no such file.
+    """
     try:
-        tree = yaml.load(_text(name), LOADER) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"recipe {name}: not YAML ({error})") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"recipe {name}: expected sections with fields, got {tree!r}")
-    tree = upgrade_tree(tree, f"recipe {name}: ")
+        if str(name).endswith(SUFFIXES):
+            tree = reader.read(Path(name))
+        else:
+            tree = reader.parse(FILES.joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"recipe: expected a file, {name} does not exist") from None
+    except OSError as error:
+        raise UserError(f"recipe {name}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"recipe {name}: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UserError(f"recipe {name}: expected sections with fields, got {shown(tree)}")
+    return tree
+
+
+def _tree(name: str, chain: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the sections of a recipe as plain values, merged into those of its base.
+
+    Args:
+        name: The recipe.
+        chain: The recipes that are based on it.
+    """
+    if name in chain:
+        raise UserError(f"recipe {name}: is based on itself; expected a base without a cycle")
+    if len(chain) > DEEPEST:
+        raise UserError(f"recipe {chain[0]}: expected at most {DEEPEST} bases, got more")
+    if not name.endswith(SUFFIXES) and name not in recipe_names():
+        return _composed_tree(name, chain)
+    tree = upgrade_tree(read_sections(name), f"recipe {name}: ")
     tree.pop("parent", None)  # of a run; see identity.read_config
     base = tree.pop("base", None)
     if base is None:
         return tree
-    if isinstance(base, str) and base.endswith((".yaml", ".yml")):
-        base = str(Path(name).parent / base)
-    merged = _tree(str(base), depth + 1)
+    if not isinstance(base, str):
+        raise UserError(f"recipe {name}: base: expected a recipe, got {shown(base)}")
+    if base.endswith(SUFFIXES):
+        base = os.path.normpath(Path(name).parent / base)
+    merged = _tree(base, (*chain, name))
     for section, fields in tree.items():
         if isinstance(fields, dict) and isinstance(merged.get(section), dict):
             merged[section] = {**merged[section], **fields}
@@ -120,19 +157,7 @@ def _tree(name: str, depth: int = 0) -> dict[str, Any]:
     return merged
 
 
-def _text(name: str) -> str:
-    if not name.endswith((".yaml", ".yml")):
-        return FILES.joinpath(f"{name}.yaml").read_text()
-    path = Path(name)
-    if not path.is_file():
-        raise UserError(f"recipe: expected a file, {name} does not exist")
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"recipe {name}: cannot be read ({error})") from None
-
-
-def _composed_tree(name: str, depth: int) -> dict[str, Any]:
+def _composed_tree(name: str, chain: tuple[str, ...]) -> dict[str, Any]:
     """Return the sections of RECIPE_METHOD or RECIPE_METHOD_pPERTURBATION."""
     bases = sorted((n for n in recipe_names() if name.startswith(f"{n}_")), key=len)
     for base in bases[-1:]:
@@ -140,10 +165,10 @@ def _composed_tree(name: str, depth: int) -> dict[str, Any]:
         if match and match["method"] in method_names():
             perturbation = match["perturbation"]
             number = None if perturbation is None else float(perturbation)
-            config = build_config(_tree(base, depth + 1), f"recipe {base}: ")
+            config = build_config(_tree(base, (*chain, name)), f"recipe {base}: ")
             return to_dict(_compose(config, match["method"], number))
     composed = (f"{base}_{method}" for base in recipe_names() for method in method_names())
     raise UserError(
-        f"recipe: no recipe {name!r}{suggest(name, [*recipe_names(), *composed])}; "
+        f"recipe: no recipe {shown(name)}{suggest(name, [*recipe_names(), *composed])}; "
         "`comrope recipes` lists all"
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.messages import name_shown, shown
 from comrope.experiments.config.build import Text
 
 __all__ = ["SCHEMA", "upgrade", "upgrade_tree"]
@@ -59,9 +60,10 @@ def upgrade(
         UserError: The schema is newer than this version, or a removed field differs from its
             default.
     """
-    if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise UserError(
-            f"{where}schema: expected 1 to {SCHEMA}, got {schema!r}; a later version wrote it"
+            f"{where}schema: expected 1 to {SCHEMA}, got {shown(schema)}; perhaps a later version "
+            "wrote it"
         )
     found, changes = dict(fields), []
     for number in range(schema, SCHEMA):
@@ -74,6 +76,11 @@ def upgrade_tree(tree: dict[str, Any], where: str = "") -> dict[str, Any]:
     """Convert the sections of a file to the present schema; "schema" in the file gives its own."""
     tree = dict(tree)
     schema = tree.pop("schema", 1)
+    if dotted := [name for name in tree if "." in name]:
+        raise UserError(
+            f"{where}{name_shown(dotted[0])}: expected a section with fields, such as train: "
+            "{epochs: 3}"
+        )
     sections = {name: value for name, value in tree.items() if isinstance(value, dict)}
     fields = {f"{name}.{key}": v for name, some in sections.items() for key, v in some.items()}
     found: dict[str, Any] = {name: {} if name in sections else v for name, v in tree.items()}
@@ -90,7 +97,8 @@ def _step(fields: dict[str, Any], step: Upgrade, where: str) -> tuple[dict[str, 
         if name in step.removed:
             if not _is(value, step.removed[name]):
                 raise UserError(
-                    f"{where}{name}: was removed; expected {step.removed[name]!r}, got {value!r}"
+                    f"{where}{name}: was removed; expected {step.removed[name]!r}, got "
+                    f"{shown(value)}"
                 )
             changes.append(f"{name}: was removed; leave it out")
             continue

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import comrope
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.messages import shown
 from comrope.experiments.config import RUNTIME, Config, load_recipe
 from comrope.experiments.config.build import suggest
 from comrope.experiments.runs.store import FolderStore
@@ -130,7 +131,7 @@ class Request:
             if method not in methods:
                 hint = "" if method in METHODS else suggest(method, methods)
                 raise UserError(
-                    f"methods: expected some of {', '.join(methods)}; got {method!r}{hint}"
+                    f"methods: expected some of {', '.join(methods)}; got {shown(method)}{hint}"
                 )
 
 
@@ -138,7 +139,8 @@ def find_preset(name: str) -> Preset:
     """Return a preset by name."""
     if name not in PRESETS:
         raise UserError(
-            f"preset: expected one of {', '.join(PRESETS)}; got {name!r}{suggest(name, PRESETS)}"
+            f"preset: expected one of {', '.join(PRESETS)}; got {shown(name)}"
+            f"{suggest(name, PRESETS)}"
         )
     return PRESETS[name]
 

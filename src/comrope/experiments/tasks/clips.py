@@ -67,10 +67,6 @@ class ClipTask(ImageTask):
             raise UserError(
                 f"data.frames: {config.model.name} is for images only; expected 0, got {frames}"
             )
-        if any(not 0 < span <= 1 for span in config.evaluate.spans):
-            raise UserError(
-                f"evaluate.spans: expected numbers above 0 and up to 1, got {config.evaluate.spans}"
-            )
 
     def check_evaluation(self, trained: Config) -> None:
         super().check_evaluation(trained)

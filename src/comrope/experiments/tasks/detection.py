@@ -93,9 +93,6 @@ class DetectionTask(Task):
             )
         if config.data.cache:
             raise UserError("data.cache: is not supported for images with boxes; expected false")
-        low, high = detect.jitter
-        if not 0 < low <= high:
-            raise UserError(f"detect.jitter: expected two scales above 0, got {detect.jitter}")
         if len(detect.anchors) != 5:
             raise UserError(
                 f"detect.anchors: expected five sizes, one per level, got {detect.anchors}"

@@ -67,8 +67,6 @@ class ImageTask(Task):
         config = self.config
         if not config.evaluate.resolutions:
             raise UserError("evaluate.resolutions: expected at least one, got none")
-        if config.data.holdout >= 1:
-            raise UserError(f"data.holdout: expected a share below 1, got {config.data.holdout:g}")
         check_axes(config, self.num_axes)
         self.check_frames()
 

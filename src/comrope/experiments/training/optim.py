@@ -15,7 +15,6 @@ from comrope.optim import split_parameters
 __all__ = ["create_optimizer", "create_schedule", "parameter_groups"]
 
 FUSED = ("adam", "adamw")  # torch's optimizers with one launch per group
-SCHEDULES = ("cosine", "tanh", "poly", "step", "multistep")  # functions of the step
 
 
 def parameter_groups(
@@ -78,10 +77,6 @@ def create_schedule(config: Config, optimizer: torch.optim.Optimizer, steps_per_
 
     optim, epochs = config.optim, config.train.epochs
     steps = optim.warmup_ratio * epochs * steps_per_epoch
-    if optim.schedule not in SCHEDULES:
-        raise UserError(
-            f"optim.schedule: expected one of {', '.join(SCHEDULES)}, got {optim.schedule!r}"
-        )
     return create_scheduler_v2(
         optimizer,
         sched=optim.schedule,
