@@ -32,7 +32,6 @@ __all__ = [
     "check",
     "constant",
     "decode",
-
     "is_unicode",
     "parse",
     "read",

@@ -98,7 +98,3 @@ def test_items_that_cannot_be_decoded_do_not_lower_the_estimate(monkeypatch):
     monkeypatch.setattr(cache, "available_memory", lambda: 20 * 10 * 10 / cache.MAX_SHARE)
     with raises_for("data.cache", UserError):
         PixelCache(32, decode, "pictures")
-
-
-def test_the_available_memory_is_plausible():
-    assert 2**20 < cache.available_memory() <= psutil.virtual_memory().total

@@ -11,6 +11,7 @@ from support.images import config_for
 from support.runs import same, stop_after, tiny, weights
 
 from comrope.analysis import rotary_modules
+from comrope.experiments.common import memory
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
 from comrope.experiments.inspect import inspect_run
@@ -200,3 +201,19 @@ def test_the_papers_video_model():
     assert (model.train_grid, len(model.blocks)) == ((8, 14, 14), 8)
     rope = model.blocks[0].attn.rope.method
     assert (rope.head_dim, rope.num_heads, rope.num_axes) == (48, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "fields"),
+    [
+        ("data.num_classes", {"data.num_classes": 1000}),
+        ("model.name", {"model.name": "vit_nano_patch256_256"}),
+        ("model.name", {"model.name": "vit_nano_patch4_512", "model.position": "ape"}),
+        ("model.name", {"model.name": "vit_nano_patch4_512", "model.ape": True}),
+    ],
+)
+def test_weights_that_no_machine_has_memory_for_are_refused(argument, fields, monkeypatch):
+    monkeypatch.setattr(memory, "total_memory", lambda device: 100_000)
+    build_vit(tiny())
+    with raises_for(argument, UserError):
+        build_vit(tiny().with_overrides(fields))

@@ -16,6 +16,7 @@ from comrope.experiments.tasks import task_of
     [
         # every task
         ("digits", {"model.name": "resnet50"}, "model.name"),
+        ("digits", {"model.name": "vit_nano_patch5_12"}, "model.name"),
         ("digits", {"data.mean": (0.5, 0.5, 0.5)}, "data.mean"),
         ("moving", {"data.std": ()}, "data.mean"),
         ("scenes", {"model.axis_scale": (1, 1, 1)}, "model.axis_scale"),
@@ -24,6 +25,8 @@ from comrope.experiments.tasks import task_of
         # images
         ("digits", {"evaluate.resolutions": ()}, "evaluate.resolutions"),
         ("digits", {"data.holdout": 1}, "data.holdout"),
+        ("digits", {"augment.auto_augment": "rand-mx"}, "augment.auto_augment"),
+        ("digits", {"augment.auto_augment": "rand-n9999"}, "augment.auto_augment"),
         ("digits", {"data.frames": 4}, "data.frames"),
         ("digits", {"evaluate.frames": (4,)}, "data.frames"),
         ("digits", {"model.tubelet": 2}, "data.frames"),
@@ -59,6 +62,8 @@ def test_fields_that_do_not_suit_the_task_are_named(recipe, fields, argument):
 def test_fields_at_their_limits_are_accepted():
     for fields in (
         {"data__holdout": 0.99},
+        {"augment__auto_augment": "rand-m9-n3-mstd0.5-tweights"},
+        {"augment__auto_augment": ""},
         {"model__axis_scale": (0.0, 2.0), "train__perturbation_axes": (0, 1)},
     ):
         task_of(tiny(**fields))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import raises_for
@@ -14,13 +16,15 @@ from support.images import config_for, shards_of, spoil, tar_of
 from support.runs import tiny
 
 import comrope
+from comrope.experiments.common import memory
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.randomness import seed_everything
 from comrope.experiments.config import load_recipe
 from comrope.experiments.data.batches import Key
-from comrope.experiments.tasks import task_of
+from comrope.experiments.tasks import images, task_of
 from comrope.experiments.tasks.base import Probe, Step
-from comrope.experiments.tasks.images import ImageView, normalize
+from comrope.experiments.tasks.images import ImageTask, ImageView, normalize
 from comrope.experiments.training.evaluate import evaluate_run
 from comrope.experiments.training.train import train
 
@@ -33,6 +37,58 @@ def step(number: int = 2, part: int = 0, process: int = 0) -> Step:
 
 
 # Views
+
+
+@pytest.mark.parametrize("recipe", ["digits", "moving", "deit"])
+def test_transforms_are_tried_without_data(recipe):
+    config = load_recipe(recipe).with_overrides({"augment.interpolation": "random"})
+    task, draws = task_of(config), []
+    for tried in (False, True):
+        seed_everything("a test")
+        if tried:
+            task.try_transforms(task.views().values())
+        draws.append((random.random(), float(torch.rand(1)), np.random.random()))  # noqa: NPY002
+    assert draws[0] == draws[1]
+
+
+@pytest.mark.parametrize("recipe", ["digits", "moving"])
+def test_a_transform_that_fails_is_refused(recipe, monkeypatch):
+    def failing(*args, **options):
+        return lambda image: 1 // 0
+
+    task = task_of(load_recipe(recipe))
+    views = task.views().values()
+    monkeypatch.setattr(images, "evaluation_transform", failing)
+    task.try_transforms([])
+    with raises_for("augment", UserError):
+        task.try_transforms(views, train=False)
+    monkeypatch.setattr(images, "training_transform", failing)
+    with raises_for("augment", UserError):
+        task.try_transforms([])
+
+
+class OwnSamples(ImageTask):
+    """A task outside of the package, whose samples need a source."""
+
+    def dataset(self, source, view):
+        return [source.load(0)]
+
+
+def test_samples_of_a_task_outside_of_the_package_are_not_tried():
+    task = OwnSamples(tiny())
+    task.try_transforms(task.views().values())
+
+
+def test_views_that_no_machine_has_memory_for_are_refused(monkeypatch):
+    task = task_of(tiny(data__num_classes=10))
+    model = task.build_model()
+    monkeypatch.setattr(memory, "total_memory", lambda device: 200_000)
+    task.check_view(model, ImageView(12))
+    with raises_for("evaluate.resolutions", UserError):
+        task.check_view(model, ImageView(1200))
+    monkeypatch.setattr(memory, "total_memory", lambda device: 1000)
+    with raises_for("model.name", UserError):
+        task.check_view(model, task.training_view)
 
 
 def test_views_are_resolutions():

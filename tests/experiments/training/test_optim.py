@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+import torch
 from helpers import raises_for
 from support.runs import tiny
 from torch import nn
@@ -10,7 +13,12 @@ from torch import nn
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import load_recipe
 from comrope.experiments.tasks import task_of
-from comrope.experiments.training.optim import create_optimizer, create_schedule, parameter_groups
+from comrope.experiments.training.optim import (
+    create_optimizer,
+    create_schedule,
+    parameter_groups,
+    try_optimizer,
+)
 
 
 def by_name(config) -> dict[str, tuple[float, float]]:
@@ -85,3 +93,18 @@ def test_the_rate_rises_and_falls_with_the_step():
 def test_optimizers_that_timm_does_not_have_are_refused(name):
     with raises_for("optim.name", UserError):
         create_optimizer(tiny(optim__name=name).optim, nn.Linear(1, 1), lambda name: None)
+
+
+@pytest.mark.parametrize("name", ["adamx", "adan", "adahessian"])
+def test_optimizers_that_cannot_be_used_are_refused_before_training(name):
+    """Unknown; three betas; a second derivative."""
+    with raises_for("optim.name", UserError):
+        try_optimizer(tiny(optim__name=name), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion", "muon", "lookahead_adamw"])
+def test_a_trial_changes_no_generator(name):
+    states = random.getstate(), torch.get_rng_state()
+    try_optimizer(tiny(optim__name=name), torch.device("cpu"))
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])

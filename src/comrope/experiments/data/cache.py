@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
@@ -12,14 +11,14 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import reduction
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.memory import available_memory
 
-__all__ = ["SIDE_BY_SIDE", "PixelCache", "available_memory"]
+__all__ = ["SIDE_BY_SIDE", "PixelCache"]
 
 SAMPLE = 32  # items from which the memory of all items is estimated
 SIDE_BY_SIDE = "COMROPE_SIDE_BY_SIDE"  # environment variable: runs that share this machine's memory
@@ -131,14 +130,3 @@ def _check_memory(each: float, count: int, items: str) -> None:
             f"expected at most {MAX_SHARE:.0%} of the available {available / 2**30:.1f} GiB; "
             "data.cache=false decodes them on demand"
         )
-
-
-def available_memory() -> int:
-    """Return the available bytes, in a container at most its limit."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            available = min(available, int(Path("/sys/fs/cgroup", limit).read_text()))
-    return available

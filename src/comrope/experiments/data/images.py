@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-STREAMS = ("wds", "hfids", "tfds")
+OF_TIMM, STREAMS = ("hfds", "torch"), ("wds", "hfids", "tfds")
 LISTED = ("torch/folder", "torch/image_folder", "torch/imagenet")  # torchvision lists folders
 DIGIT_CLASSES = 10
 
@@ -202,8 +202,9 @@ def _create(name: str, root: str | None, split: str) -> Any:
     from timm.data import create_dataset
 
     prefix, slash, _ = name.partition("/")
-    if not slash or prefix in STREAMS:
-        reason = "is a stream, which cannot be resumed exactly" if slash else "is unknown"
+    if not slash or prefix not in OF_TIMM:
+        stream = slash and prefix in STREAMS
+        reason = "is a stream, which cannot be resumed exactly" if stream else "is unknown"
         raise UserError(
             f"data.name: expected digits, folder, shards, or a name of timm's such as torch/... or "
             f"hfds/...; {name!r} {reason}"

@@ -150,6 +150,19 @@ class Task(ABC):
         if probe.offset:
             raise UserError(f"offsets: the coordinates of {self.name} cannot be moved; expected 0")
 
+    def try_transforms(self, views: Iterable[Any], *, train: bool = True) -> None:  # noqa: B027
+        """Transform a made-up sample as in training and in some views, before data is opened.
+
+        It takes milliseconds and changes no generator. By default nothing is tried.
+
+        Args:
+            views: The views.
+            train: Whether the transform of training is tried too.
+
+        Raises:
+            UserError: A transform fails with the fields of this configuration.
+        """
+
     # Data
 
     def has_data(self) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import timm
@@ -19,11 +20,13 @@ from comrope import positions as coordinates
 from comrope.analysis import rotary_modules
 from comrope.experiments.common.console import say
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.memory import require_memory
 from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.tasks.checks import require_defaults
 from comrope.integrations import swap
 from comrope.methods import METHODS, has_vanilla_frequencies
 from comrope.models import ViT, create_model
+from comrope.models.registry import NAME, SIZES
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [
@@ -86,16 +89,35 @@ def build_vit(config: Config, **options: Any) -> ViT:
         config: The configuration.
         options: Arguments of ``ViT`` that are not in the section ``model``.
     """
+    options = {**model_options(config.model, ViT), **options}
+    _check_memory(config, options)
     try:
         return create_model(
             config.model.name,
             num_classes=config.data.num_classes,
             in_chans=config.data.in_chans,
-            **model_options(config.model, ViT),
             **options,
         )
     except ValueError as error:
         raise UserError(f"model: {error}") from None
+
+
+def _check_memory(config: Config, options: Mapping[str, Any]) -> None:
+    """Raise unless the memory may suffice for the weights of a ViT with these options."""
+    match = NAME.fullmatch(config.model.name)
+    if match is None or match[1] not in SIZES:
+        return  # ``create_model`` raises
+    width, patch = SIZES[match[1]]["embed_dim"], (int(match[2]),) * 2
+    sizes = options.get("patch_size", patch)
+    canvas = options.get("img_size", (int(match[3]),) * 2)
+    rows = {
+        "model.name": config.data.in_chans * math.prod(sizes),
+        "data.num_classes": config.data.num_classes,
+    }
+    if options.get("ape") or config.model.position == "ape":
+        rows["model.name"] += math.prod(canvas) // math.prod(sizes)
+    where = max(rows, key=lambda name: rows[name])
+    require_memory(4 * width * sum(rows.values()), where, "the weights")
 
 
 class TimmModel(nn.Module):
@@ -109,6 +131,7 @@ class TimmModel(nn.Module):
         self.patches = PatchGrid(model.patch_embed.patch_size)
         self.train_grid = tuple(model.patch_embed.grid_size)
         self.num_prefix_tokens = model.num_prefix_tokens
+        self.num_features = model.num_features
 
     @property
     def blocks(self) -> Any:

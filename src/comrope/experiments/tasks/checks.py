@@ -2,30 +2,80 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.memory import require_memory
+from comrope.experiments.common.messages import shown
 from comrope.experiments.config import TIMM, Config
 
-__all__ = ["check_axes", "check_images", "refuse_clips", "require_defaults"]
+__all__ = [
+    "check_axes",
+    "check_images",
+    "check_memory",
+    "check_policy",
+    "refuse_clips",
+    "require_defaults",
+]
 
-NAME = re.compile(rf"(comrope_)?vit_[a-z]+_patch\d+_\d+|{TIMM}\w+(\.\w+)?")
+NAME = re.compile(
+    rf"(comrope_)?vit_[a-z]+_patch(?P<patch>\d{{1,5}})_(?P<size>\d{{1,5}})|{TIMM}\w+(\.\w+)?",
+    re.ASCII,
+)
+# timm ignores settings of another form. Thousands of operations would take seconds per image.
+POLICY = re.compile(r"[a-z0-9]+(-(t[a-z]\w*|[a-z]+\d{1,3}(\.\d{1,6})?))*", re.ASCII)
 
 
 def check_images(config: Config) -> None:
     """Raise unless the fields that all tasks with images and ViTs share are valid."""
     name = config.model.name
-    if not NAME.fullmatch(name):
+    match = NAME.fullmatch(name)
+    if match is None:
         raise UserError(
-            f"model.name: expected vit_SIZE_patchP_RESOLUTION or timm:NAME, got {name!r}"
+            f"model.name: expected vit_SIZE_patchP_RESOLUTION or timm:NAME, got {shown(name)}"
+        )
+    size, patch = int(match["size"] or 1), int(match["patch"] or 1)
+    if not 0 < patch <= size or size % patch:
+        raise UserError(
+            "model.name: expected a resolution that is a multiple of the patch size, got "
+            f"{shown(name)}"
         )
     data = config.data
     if not len(data.mean) == len(data.std) == data.in_chans:
         raise UserError(
             f"data.mean: expected {data.in_chans} values (data.in_chans), as for data.std, got "
             f"{len(data.mean)} and {len(data.std)}"
+        )
+
+
+def check_memory(config: Config, vit: Any, view: Any, training_view: Any, label: str) -> None:
+    """Raise unless the memory may suffice for one sample of a view.
+
+    Args:
+        config: The configuration.
+        vit: The model.
+        view: The view; ``view.size`` is its number of pixels.
+        training_view: The view that ``label`` decides; ``evaluate.resolutions`` decides the others.
+        label: A field, for the message.
+    """
+    tokens = view.size // math.prod(vit.patches.patch_size)
+    # The pixels, and of one block the tokens, and twice the hidden layer, which is four times as
+    # wide, in half precision.
+    needed = 4 * config.data.in_chans * view.size + (4 + 2 * 4 * 2) * vit.num_features * tokens
+    where = label if view == training_view else "evaluate.resolutions"
+    what = f"one sample at {view.resolution} pixels"
+    require_memory(needed, where, what, config.train.device)
+
+
+def check_policy(policy: str | None) -> None:
+    """Raise unless a policy of auto-augmentation has the form of timm's."""
+    if policy and not POLICY.fullmatch(policy):
+        raise UserError(
+            "augment.auto_augment: expected a policy of timm with numbers up to 999, such as "
+            f"rand-m9-mstd0.5-inc1, got {shown(policy)}"
         )
 
 

@@ -33,7 +33,7 @@ from comrope.experiments.data.boxes import (
 from comrope.experiments.data.images import pil_mode
 from comrope.experiments.tasks.base import NO_PROBE, Advance, Probe, Splits, Step, Task
 from comrope.experiments.tasks.build import build_vit, pretrained_weights
-from comrope.experiments.tasks.checks import check_axes, check_images, refuse_clips
+from comrope.experiments.tasks.checks import check_axes, check_images, check_memory, refuse_clips
 from comrope.experiments.tasks.coco_metrics import METRICS, metrics
 from comrope.experiments.tasks.images import ImageView
 from comrope.experiments.tasks.init_from import (
@@ -107,6 +107,10 @@ class DetectionTask(Task):
         own = self.config.detect.image_size
         wanted = (own, *self.config.evaluate.resolutions) if sizes is None else sizes
         return {str(size): ImageView(size) for size in wanted}
+
+    def check_view(self, model: nn.Module, view: ImageView) -> None:
+        vit = self.backbone(model)
+        check_memory(self.config, vit, view, self.training_view, "detect.image_size")
 
     # Data
 

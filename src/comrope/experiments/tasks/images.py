@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,10 @@ from torch.utils.data import Dataset
 from comrope import positions as coordinates
 from comrope.experiments.common.distributed import autocast, reshard, sum_over_processes, unwrap
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.messages import shown
 from comrope.experiments.common.randomness import generator
 from comrope.experiments.config import TIMM, Config
-from comrope.experiments.data.batches import IGNORED, Batch, Validation
+from comrope.experiments.data.batches import IGNORED, Batch, Key, Validation
 from comrope.experiments.data.datasets import ImageDataset, collate_images
 from comrope.experiments.data.holdout import held_out
 from comrope.experiments.data.images import CachedImages, open_images, pil_mode
@@ -28,7 +29,13 @@ from comrope.experiments.tasks.build import (
     build_vit,
     training_resolution,
 )
-from comrope.experiments.tasks.checks import check_axes, check_images, refuse_clips
+from comrope.experiments.tasks.checks import (
+    check_axes,
+    check_images,
+    check_memory,
+    check_policy,
+    refuse_clips,
+)
 from comrope.experiments.tasks.init_from import InitReport, init_from_weights
 from comrope.experiments.tasks.mixing import MixAndSmooth
 from comrope.experiments.tasks.outputs import OutputCheck
@@ -36,6 +43,10 @@ from comrope.experiments.tasks.outputs import OutputCheck
 __all__ = ["ImageTask", "ImageView", "normalize"]
 
 MAX_COUNTED = 32  # classes for which a confusion matrix is computed
+MAX_TRIED = 1024  # pixels of a tried transform: larger ones do the same, and take longer
+DRAWS = 16  # of a tried policy, each of some of its operations
+PACKAGE = "comrope.experiments."
+PADDING = -1  # the place of a sample without a source
 
 
 class ImageView(NamedTuple):
@@ -67,6 +78,7 @@ class ImageTask(Task):
         config = self.config
         if not config.evaluate.resolutions:
             raise UserError("evaluate.resolutions: expected at least one, got none")
+        check_policy(config.augment.auto_augment)
         check_axes(config, self.num_axes)
         self.check_frames()
 
@@ -104,6 +116,25 @@ class ImageTask(Task):
                     f"evaluate.resolutions: expected multiples of the patch size {patch}, "
                     f"got {view.resolution}"
                 )
+        check_memory(self.config, self.backbone(model), view, self.training_view, "model.name")
+
+    def try_transforms(self, views: Iterable[Any], *, train: bool = True) -> None:
+        own = (type(self).dataset, type(self).transform, type(self).dataset_options)
+        if any(not function.__module__.startswith(PACKAGE) for function in own):
+            return  # samples of a task outside of the package may need a source
+        smaller = {view._replace(resolution=min(view.resolution, MAX_TRIED)) for view in views}
+        for view in ([None] if train else []) + [*smaller]:
+            policy = self.config.augment.auto_augment if view is None else None
+            try:
+                samples = self.dataset(None, view)
+                for draw in range(1 if policy is None else DRAWS):
+                    samples[Key(draw, PADDING, 0, view)]
+            except Exception as error:  # of timm, without a field
+                field = "augment" if policy is None else f"augment.auto_augment: {shown(policy)}"
+                raise UserError(
+                    f"{field}: the transform fails ({type(error).__name__}: {error}); expected "
+                    "values that timm accepts"
+                ) from error
 
     def check_probe(self, model: nn.Module, probe: Probe) -> None:
         if probe.offset and isinstance(model, TimmModel):

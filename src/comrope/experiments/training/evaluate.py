@@ -15,6 +15,7 @@ from torch import nn
 from comrope.experiments.common.console import progress_bar, say
 from comrope.experiments.common.distributed import create_accelerator
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.memory import shortage_reported
 from comrope.experiments.config import Config
 from comrope.experiments.data.batches import Validation
 from comrope.experiments.data.workers import start_server
@@ -137,6 +138,7 @@ def evaluate_run(
     probes = [Probe(offset) for offset in offsets]
     for view in views.values():
         task.check_view(model, view)
+    task.try_transforms(views.values(), train=False)
     for probe in probes:
         task.check_probe(model, probe)
     source = task.open(train=False).validation
@@ -144,6 +146,7 @@ def evaluate_run(
     found = []
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
     with (
+        shortage_reported("a smaller evaluate.batch_size or smaller resolutions need less"),
         contextlib.closing(task.validation(source, **share)) as validation,
         progress_bar(progress and accelerator.is_main_process, task.samples) as bar,
     ):

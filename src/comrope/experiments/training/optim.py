@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.common.messages import shown
+from comrope.experiments.common.randomness import seeded
 from comrope.experiments.config import Config, Optim
+from comrope.experiments.training.state import load_optimizer, optimizer_numbers, optimizer_tensors
 from comrope.optim import split_parameters
 
-__all__ = ["create_optimizer", "create_schedule", "parameter_groups"]
+__all__ = ["create_optimizer", "create_schedule", "parameter_groups", "try_optimizer"]
 
 FUSED = ("adam", "adamw")  # torch's optimizers with one launch per group
 
@@ -68,7 +71,7 @@ def create_optimizer(
             **options,
         )
     except (ValueError, AssertionError) as error:
-        raise UserError(f"optim.name: {error}, got {optim.name!r}") from None
+        raise UserError(f"optim.name: {error}, got {shown(optim.name)}") from None
 
 
 def create_schedule(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Any:
@@ -87,3 +90,29 @@ def create_schedule(config: Config, optimizer: torch.optim.Optimizer, steps_per_
         step_on_epochs=False,
         updates_per_epoch=steps_per_epoch,
     )[0]
+
+
+def try_optimizer(config: Config, device: torch.device) -> None:
+    """Take a step with a made-up model, and save and load the state of the optimizer.
+
+    It takes milliseconds and changes no generator.
+
+    Raises:
+        UserError: The optimizer or the schedule fails with the fields of this configuration.
+    """
+    with seeded("try"):
+        model = nn.Linear(3, 3).to(device)
+    try:
+        optimizer = create_optimizer(config.optim, model, lambda name: None)
+        create_schedule(config, optimizer, steps_per_epoch=1).step_update(0)
+        model(torch.ones(1, 3, device=device)).sum().backward()
+        optimizer.step()
+        saved = optimizer_tensors(model, optimizer), optimizer_numbers(optimizer)
+        load_optimizer(model, optimizer, *saved)
+    except UserError:
+        raise
+    except Exception as error:  # timm's optimizers raise any, without a field
+        raise UserError(
+            f"optim.name: {shown(config.optim.name)} cannot be used here "
+            f"({type(error).__name__}: {error}); expected another one of timm, such as adamw"
+        ) from error

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from comrope.experiments.common.console import machine, peak_memory, say
 from comrope.experiments.common.distributed import broadcast, create_accelerator
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.common.memory import shortage_reported
 from comrope.experiments.config import Config, runtime
 from comrope.experiments.data.workers import start_server
 from comrope.experiments.runs.directory import (
@@ -39,6 +40,10 @@ from comrope.experiments.training.trainer import Outcome, Trainer
 __all__ = ["RunFolder", "is_finished", "train"]
 
 MOST_NAMED = 1000  # in the log, of what training leaves out for one reason
+TO_NEED_LESS = (
+    "a larger train.accumulate, a smaller evaluate.batch_size or fewer evaluate.resolutions need "
+    "less; the same command with these continues"
+)
 
 
 def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]:
@@ -61,8 +66,14 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
     if broadcast(accelerator, read_result(out) is not None):
         return _add_views(task, out, accelerator, progress)
     folder = RunFolder(out, keep=config.train.keep, is_main=accelerator.is_main_process)
-    trainer = Trainer(task, accelerator, folder, label=out.name, progress=progress)
-    with folder.locked(), folder.stopped_by_signals(), contextlib.closing(trainer):
+    with shortage_reported(TO_NEED_LESS):
+        trainer = Trainer(task, accelerator, folder, label=out.name, progress=progress)
+    with (
+        folder.locked(),
+        folder.stopped_by_signals(),
+        contextlib.closing(trainer),
+        shortage_reported(TO_NEED_LESS),
+    ):
         try:
             _begin(trainer, folder)
             trainer.fit()
@@ -128,7 +139,7 @@ class RunFolder:
             yield
             return
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / LOCK).open("w") as file:
+        with (self.out / LOCK).open("w", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -32,7 +32,7 @@ from comrope.experiments.tasks.base import Step, Task
 from comrope.experiments.tasks.init_from import InitReport, check_fit, load_weights
 from comrope.experiments.training.evaluate import evaluate_view
 from comrope.experiments.training.metrics import Meter
-from comrope.experiments.training.optim import create_optimizer, create_schedule
+from comrope.experiments.training.optim import create_optimizer, create_schedule, try_optimizer
 from comrope.experiments.training.state import (
     Average,
     Snapshot,
@@ -96,9 +96,12 @@ class Trainer:
         self.is_main = accelerator.is_main_process
         self.progress = progress and self.is_main
         train = self.config.train
+        views = task.views().values()
+        try_optimizer(self.config, accelerator.device)
         model = task.build_model()
-        for view in (task.training_view, *task.views().values()):
+        for view in (task.training_view, *views):
             task.check_view(model, view)
+        task.try_transforms(views)
         self.source, self.validation_source = task.open()
         share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
         self.batches = task.training_batches(len(self.source), **share)
