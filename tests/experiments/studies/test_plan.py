@@ -27,12 +27,13 @@ def test_every_study_has_rows_at_every_preset_that_it_has(name):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_preset_without_a_recipe_is_refused_with_those_there_are(name):
-    if (scales := STUDIES[name].scales) is not None:
-        assert [*scales] == ["demo", "small", "paper"]
+    scales = STUDIES[name].scales or PRESETS
+    for preset in PRESETS.keys() - scales:
         with pytest.raises(UserError) as caught:
-            plan_of(name, "tiny")
-        expected = f"preset: {name} has no preset 'tiny'; choose demo, small or paper"
-        assert str(caught.value) == expected
+            plan_of(name, preset)
+        *some, last = scales
+        choices = f"{', '.join(some)} or {last}"
+        assert str(caught.value) == f"preset: {name} has no preset {preset!r}; choose {choices}"
 
 
 def test_unknown_presets_and_methods_get_a_suggestion():
