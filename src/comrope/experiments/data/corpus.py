@@ -181,7 +181,7 @@ def _read(folder: Path) -> Corpus | None:
 def _locked(folder: Path) -> Iterator[None]:
     """Let one process at a time build a corpus; remove what killed ones left."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as file:
+    with folder.with_suffix(".lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for left in folder.parent.glob(f".writing-{folder.name}-*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -195,7 +195,7 @@ def _build(documents: Documents, tokenizer: Tokenizer, folder: Path) -> None:
         header = _write(documents, tokenizer, temporary)
         content = json.dumps(header)
         digest = hashlib.sha256(content.encode()).hexdigest()
-        (temporary / HEADER).write_text(f"{content}\n{digest}\n")
+        (temporary / HEADER).write_text(f"{content}\n{digest}\n", encoding="utf-8")
         if folder.exists() and not folder.is_dir():
             remove(folder)
         commit_directory(temporary, folder)
