@@ -173,6 +173,9 @@ LINES = {
     "no result": lambda line: line.replace(b'"result"', b'"results"'),
     "another identity": lambda line: line.replace(b'"id":"', b'"id":"../'),
     "a recipe that is a path": lambda line: line.replace(b'"recipe":"', b'"recipe":"../../'),
+    "a recipe that is too long": lambda line: line.replace(
+        b'"recipe":"', b'"recipe":"' + b"a" * 300
+    ),
     "an unknown schema": lambda line: line.replace(b'"schema":', b'"schema":9'),
     "measured in words": lambda line: line.replace(
         b'"measured":{}', b'"measured":{"offset":"far"}'

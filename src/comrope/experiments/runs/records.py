@@ -45,6 +45,7 @@ __all__ = ["START", "Record", "describe", "merge", "recipe_of", "record_of"]
 
 MOST_LOSSES = 20  # per run
 DIGITS = 4  # per loss
+LONGEST_NAME = 60  # characters of a file's name
 START = "train.start_from"
 TO_MEASURE = "remove the file to measure the run again, or move it if it is no measurement"
 MEASURED = Entries(optional={"about": Entries(), "found": Entries()})
@@ -55,7 +56,8 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable() and not re.search(r"^\.|/", value)
+    plain = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
+    return plain and not re.search(r"^\.|/", value)
 
 
 RECORD = Entries(
