@@ -1,9 +1,12 @@
 # `make demo` and `make test` need nothing but Python 3.10 or newer: both set up .venv first.
 PYTHON ?= python3
+# Of every target of `make fuzz`, and how many targets run at the same time.
+FUZZ_SECONDS ?= 600
+FUZZ_JOBS ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup lint types test test-all coverage demo bench clean
+.PHONY: setup lint types test test-all coverage fuzz demo bench clean
 
 setup: $(VENV)/installed
 
@@ -31,6 +34,11 @@ test-all: lint types
 
 coverage: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov=comrope --cov-report=term
+
+# Ctrl-C ends it and prints the table. Failing inputs: out/fuzz/TARGET/failures.
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[fuzz]"
+	$(BIN)/python tools/fuzz/run.py --seconds $(FUZZ_SECONDS) --jobs $(FUZZ_JOBS)
 
 demo: setup
 	$(BIN)/comrope reproduce classification --preset demo
