@@ -26,14 +26,6 @@ from comrope._checks import one_line
 MOST_BYTES = 200_000  # of the corpus
 RANDOM = 150  # inputs of each target
 NEEDS = {"coco": "pycocotools", "images": "timm", "tars": "timm"}
-# Targets, or inputs, whose readers are being changed.
-WAITING = {"coco", "images", "overrides", "recipes", "runs/random", "shards", "tars"} | {
-    f"runs/{name}.json"
-    for name in (
-        "several-lines-in-the-message-of-recipes-py-_tree",
-        "valueerror-in-recipes-py-_tree",
-    )
-}
 KEPT = [(name, file) for name in targets.NAMES for file in kept_inputs(name)]
 
 
@@ -44,8 +36,6 @@ def created(tmp_path_factory) -> Iterator[dict[str, Any]]:
 
     class Created(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
-            if name in WAITING:
-                pytest.skip("its reader is being changed")
             pytest.importorskip(NEEDS.get(name, "comrope"))
             self[name] = targets.create(name, folder / name)
             return self[name]
@@ -61,16 +51,12 @@ def test_valid_inputs_are_accepted(name, created):
 
 @pytest.mark.parametrize(("name", "file"), KEPT, ids=[f"{n}-{f.name}" for n, f in KEPT])
 def test_inputs_that_once_failed(name, file, created):
-    if f"{name}/{file.name}" in WAITING:
-        pytest.skip("its reader is being changed")
     created[name].run(read_input(file))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", targets.NAMES)
 def test_random_inputs(name, created):
-    if f"{name}/random" in WAITING:
-        pytest.skip("its reader is being changed")
     target, rng = created[name], random.Random(0)
     inputs = target.seeds()
     for _ in range(RANDOM):

@@ -94,10 +94,14 @@ def start_id(start: str | None, stored: str | None = None) -> str | None:
     path = Path(os.path.abspath(start))
     if named := NAMED.fullmatch(path.name):
         return named["id"]
-    if (path / CONFIG).is_file():
+    try:
+        is_run, is_file = (path / CONFIG).is_file(), path.is_file()
+    except OSError:  # such as a name that is too long: nothing exists there
+        is_run = is_file = False
+    if is_run:
         with _once(path):
             return run_id(*read_config(path))
-    if path.is_file():
+    if is_file:
         about = path.stat()
         return _file_id(path, about.st_size, about.st_mtime_ns)
     return stored or path.name
