@@ -208,10 +208,10 @@ STUDY = Study(
 ''',
     "experiments/studies/__init__.py": [
         (
-            "import comparison, tuning, values",
+            "import comparison, language, language_search, tuning, values",
             "import doubled; from comrope.experiments.studies.fair ",
         ),
-        ("comparison, tuning, values)\n", "doubled, "),
+        ("comparison, tuning, values, language, language_search)\n", "doubled, "),
     ],
 }
 STUDY_CHECK = """

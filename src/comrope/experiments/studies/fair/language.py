@@ -40,7 +40,7 @@ from comrope.experiments.studies.tables import (
 from comrope.experiments.tasks.language import TextView
 from comrope.experiments.tasks.token_scores import position_edges
 
-__all__ = ["BASE", "SCALES", "STUDY", "Kind", "learned_rows", "rope_row", "searched"]
+__all__ = ["BASE", "DEMO", "SCALES", "STUDY", "Kind", "learned_rows", "rope_row", "searched"]
 
 BASE = 10000.0  # the usual one
 SCALES = {

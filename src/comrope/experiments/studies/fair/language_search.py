@@ -10,6 +10,7 @@ from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.config import Config
 from comrope.experiments.studies.fair.language import (
     BASE,
+    DEMO,
     METRIC,
     SCALES,
     learned_rows,
@@ -34,10 +35,11 @@ def rows(preset: Preset) -> list[Row]:
     """
     bases = dict.fromkeys((BASE, searched(preset)["base"]))
     learned = [row for base in bases for row in learned_rows(base, {})]
-    return [
+    found = [
         *map(rope_row, BASES),
         *(row.with_fields({RATE: rate}) for row in learned for rate in RATES),
     ]
+    return [row.with_fields(DEMO) for row in found] if preset.name == "demo" else found
 
 
 def settings(recipe: Config) -> dict[str, Any]:
@@ -112,7 +114,7 @@ STUDY = Study(
     name="language-search",
     title="Search for language modelling, on held-out text",
     task="language",
-    scales={name: scale for name, scale in SCALES.items() if name != "demo"},
+    scales=SCALES,
     seeds=lambda preset: 1,
     settings=settings,
     rows=rows,
