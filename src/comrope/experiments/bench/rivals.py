@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from comrope._dtypes import compute_dtype, no_autocast
 from comrope.experiments.bench.cases import Shape
-from comrope.models.attention import Attention
+from comrope.models.attention import Attend, Attention, attend_to_all
 from comrope.rotary import RotaryEmbedding
 
 __all__ = [
@@ -242,12 +242,13 @@ class RivalAttention(nn.Module):
         self.num_heads = attention.num_heads
         self.qkv, self.proj, self.rival = attention.qkv, attention.proj, rival
 
-    def forward(self, x: Tensor, positions: Tensor, angles: Any = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, angles: Any = None, *, attend: Attend = attend_to_all
+    ) -> Tensor:
         qkv = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1))
         q, k, v = (part.transpose(1, 2) for part in qkv.chunk(3, dim=2))
         q, k = self.rival(q, k)
-        x = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(x.transpose(1, 2).flatten(2))
+        return self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 PLAIN = "vanilla RoPE, plain PyTorch"
