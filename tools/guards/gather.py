@@ -34,6 +34,9 @@ def observe() -> dict[str, Any]:
         return _observed()
 
 
+LATER = ("language", "language-search")  # studies that the first form of results cannot describe
+
+
 def _observed() -> dict[str, Any]:
     from comrope.experiments.studies import PRESETS, STUDIES
 
@@ -42,7 +45,7 @@ def _observed() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for study in STUDIES:
         for preset in PRESETS:
-            if study == "cost":
+            if study == "cost" or study in LATER:
                 continue
             try:
                 results = _gathered(study, preset)
@@ -75,7 +78,7 @@ def _names_of_records() -> dict[str, str]:
     except AttributeError:  # before there were stores
         return {}
     records = (runs.known or runs.trained).records()
-    return {record.name: record.legacy or record.folder.name for record in records}
+    return {record.name: record.legacy or record.name for record in records}
 
 
 def _first_form(results: dict[str, Any]) -> dict[str, Any]:

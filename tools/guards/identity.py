@@ -93,7 +93,8 @@ def kept_configs() -> list[tuple[str, Any]]:
         if record.parent:
             start = f"runs/{names[record.parent]}"
             config = config.with_overrides({"train.start_from": start})
-        found.append((record.legacy, config))
+        if record.legacy:  # runs of later versions have no first name
+            found.append((record.legacy, config))
     return found
 
 
