@@ -112,7 +112,6 @@ def test_a_diverged_matrix_gives_nan_and_not_a_crash():
             rope.method.P[0, 0, 0, 1] = bad
         q = rope(torch.ones(1, 2, 3, 16), torch.ones(1, 2, 3, 16), torch.rand(3, 2))[0]
         assert q[0, 0, :, :4].isnan().all()
-        assert q[0, 0, :, 4:].isfinite().all()
         assert q[0, 1].isfinite().all()
 
 

@@ -1,4 +1,4 @@
-"""One rule for the whole library: angles are float32 or wider, autocast or not."""
+"""Rules for the whole library: angles are float32 or wider, autocast or not; what traces a call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ __all__ = [
     "compile_time_constant",
     "compute_dtype",
     "constants_like",
+    "in_function_transform",
+    "is_compiling_for_cpu",
+    "is_traced",
     "no_autocast",
     "tf32_allowed",
     "to_compute_dtype",
@@ -68,3 +71,26 @@ def compile_time_constant(function: Callable[..., Answer]) -> Callable[..., Answ
 def tf32_allowed() -> bool:
     """Return whether float32 matrix products may run in TF32 on a GPU."""
     return torch.get_float32_matmul_precision() != "highest"
+
+
+def in_function_transform() -> bool:
+    """Return whether vmap, jvp or another transform of torch.func is active in eager mode."""
+    if torch.compiler.is_compiling():
+        return False
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_traced() -> bool:
+    """Return whether a call is recorded in a graph, and not only executed."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_compiling_for_cpu(x: Tensor) -> bool:
+    """Return whether x is on a CPU in a graph that torch itself will run.
+
+    Not in graphs that are exported for other programs, which know no operator of ours.
+    """
+    exporting = getattr(torch.compiler, "is_exporting", None)  # since torch 2.7
+    exported = (exporting is not None and exporting()) or torch.onnx.is_in_onnx_export()
+    return torch.compiler.is_compiling() and not exported and x.device.type == "cpu"

@@ -32,15 +32,23 @@ __all__ = [
 
 
 def check_queries_and_keys(
-    method: Method, q: Tensor, k: Tensor, positions: Tensor, prefix: int
+    method: Method,
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    key_positions: Tensor | None,
+    prefix: int,
 ) -> None:
-    """Check queries (B, H G, T, D) and keys (B, H, T, D)."""
+    """Check queries (B, H G, T, D) and keys (B, H, T, D), or (B, H, S, D) with own positions."""
     _check_tensor(method, "q", q)
     _check_tensor(method, "k", k)
-    _check_pair(method, q.shape, k.shape)
+    _check_pair(method, q.shape, k.shape, same_length=key_positions is None)
     _check_call(method, q.shape, positions, prefix)
     check_device("k", k, "q", q.device)
     check_device("positions", positions, "q", q.device)
+    if key_positions is not None:
+        _check_call(method, k.shape, key_positions, prefix, "key_positions", "k")
+        check_device("key_positions", key_positions, "q", q.device)
 
 
 def check_single(method: Method, x: Tensor, positions: Tensor, prefix: int) -> None:
@@ -113,11 +121,11 @@ def _first_of(angles: Angles) -> Tensor:
     return angles.direction if isinstance(angles, CollinearAngles) else angles.skew
 
 
-def check_num_axes(method: Method, positions: Tensor) -> None:
+def check_num_axes(method: Method, positions: Tensor, label: str = "positions") -> None:
     """Check the last dimension of positions."""
     if positions.shape[-1] != method.num_axes:
         raise ValueError(
-            f"positions: expected num_axes {method.num_axes} in the last dimension, "
+            f"{label}: expected num_axes {method.num_axes} in the last dimension, "
             f"got {positions.shape[-1]}"
         )
 
@@ -146,7 +154,7 @@ def _check_multiple(method: Method, label: str, shape: torch.Size) -> None:
         )
 
 
-def _check_pair(method: Method, q: torch.Size, k: torch.Size) -> None:
+def _check_pair(method: Method, q: torch.Size, k: torch.Size, *, same_length: bool = True) -> None:
     heads = method.num_heads
     if k[1] != heads:
         raise ValueError(
@@ -154,8 +162,13 @@ def _check_pair(method: Method, q: torch.Size, k: torch.Size) -> None:
             f"{k[1]}{_layout_hint('k', k, heads)}"
         )
     _check_multiple(method, "q", q)
-    if q[0] != k[0] or q[2] != k[2]:
-        raise ValueError(f"k: expected the batch and length of q {tuple(q)}, got {tuple(k)}")
+    if same_length and (q[0] != k[0] or q[2] != k[2]):
+        raise ValueError(
+            f"k: expected the batch and length of q {tuple(q)}, got {tuple(k)}; keys of another "
+            "length need key_positions"
+        )
+    if q[0] != k[0]:
+        raise ValueError(f"k: expected the batch size of q {tuple(q)}, got {tuple(k)}")
 
 
 def _layout_hint(label: str, shape: torch.Size, heads: int) -> str:
@@ -163,22 +176,29 @@ def _layout_hint(label: str, shape: torch.Size, heads: int) -> str:
     return f"; for shape (B, T, H, D) pass {label}.transpose(1, 2)" if swapped else ""
 
 
-def _check_call(method: Method, q: torch.Size, positions: Tensor, prefix: int) -> None:
-    """Check the prefix and the positions for vectors of shape (B, H, T, D)."""
-    tokens = q[2]
+def _check_call(
+    method: Method,
+    x: torch.Size,
+    positions: Tensor,
+    prefix: int,
+    label: str = "positions",
+    of: str = "q",
+) -> None:
+    """Check the prefix and the positions for vectors ``of`` of shape (B, H, T, D)."""
+    tokens = x[2]
     if not isinstance(prefix, int) or not 0 <= prefix <= tokens:
         raise ValueError(
-            f"num_prefix_tokens: expected 0 to {tokens}, the tokens of q, got {prefix}"
+            f"num_prefix_tokens: expected 0 to {tokens}, the tokens of {of}, got {prefix}"
         )
-    check_positions("positions", positions)
-    check_num_axes(method, positions)
+    check_positions(label, positions)
+    check_num_axes(method, positions, label)
     rows = positions.shape[-2]
     if rows != tokens and rows != tokens - prefix:
         expected = f"{tokens} rows, one per token" if not prefix else f"{tokens - prefix} rows"
         after = f" after {prefix} prefix tokens" if prefix else ""
         hint = " (class token? see with_class_token, num_prefix_tokens)" if rows < tokens else ""
-        raise ValueError(f"positions: expected {expected}{after}, got {rows}{hint}")
-    if positions.ndim == 3 and positions.shape[0] not in (1, q[0]):
+        raise ValueError(f"{label}: expected {expected}{after}, got {rows}{hint}")
+    if positions.ndim == 3 and positions.shape[0] not in (1, x[0]):
         raise ValueError(
-            f"positions: expected the batch size of q, {q[0]}, got {positions.shape[0]}"
+            f"{label}: expected the batch size of {of}, {x[0]}, got {positions.shape[0]}"
         )

@@ -36,6 +36,34 @@ __all__ = [
 ]
 
 
+class SkewSpectrum(NamedTuple):
+    """How the gradient of commuting angles belongs to the matrix S that they are multiples of.
+
+    See ``ops.collinear``.
+    """
+
+    direction: Tensor  # (N, H, m)
+    frequencies: Tensor  # of S, (H, m, f)
+    sums: Tensor | None  # (H, m, 2 b b + 2), zeros whose gradient belongs to S; None: not needed
+    reach: Tensor | None  # of the positions, (H, m), if only scores are used
+
+    def to(self, dtype: torch.dtype) -> SkewSpectrum:
+        found: list[Any] = [None if x is None else x.to(dtype) for x in self]
+        return SkewSpectrum(*found)
+
+    def expand_heads(self, heads: int) -> SkewSpectrum:
+        """Return it for every head; storage is shared."""
+        first, *rest = self
+        found: list[Any] = [None if x is None else _expand(x, 0, heads) for x in rest]
+        return SkewSpectrum(_expand(first, 1, heads), *found)
+
+    def split_layers(self, layers: int) -> list[SkewSpectrum]:
+        """Split that of heads of several layers."""
+        first, *rest = self
+        parts: list[Any] = [[None] * layers if x is None else _split(x, 0, layers) for x in rest]
+        return [SkewSpectrum(*part) for part in zip(_split(first, 1, layers), *parts, strict=True)]
+
+
 class CommutingAngles(NamedTuple):
     """Commuting angle matrices in spectral form.
 
@@ -47,10 +75,12 @@ class CommutingAngles(NamedTuple):
     basis: Tensor | None  # (H, m, b, b), orthogonal; None is the identity
     frequencies: Tensor  # (N, H, m, f)
     block_size: int
+    collinear: SkewSpectrum | None = None  # of ``CollinearAngles`` in this form
 
     def to(self, dtype: torch.dtype) -> CommutingAngles:
         basis = None if self.basis is None else self.basis.to(dtype)
-        return CommutingAngles(basis, self.frequencies.to(dtype), self.block_size)
+        found = None if self.collinear is None else self.collinear.to(dtype)
+        return CommutingAngles(basis, self.frequencies.to(dtype), self.block_size, found)
 
     def cache_spectrum(self) -> CommutingAngles:
         """Return self, which contains the spectrum."""
@@ -74,13 +104,20 @@ class CommutingAngles(NamedTuple):
     def expand_heads(self, heads: int) -> CommutingAngles:
         """Return the angles of one head for every head; their storage is shared."""
         basis = None if self.basis is None else _expand(self.basis, 0, heads)
-        return CommutingAngles(basis, _expand(self.frequencies, 1, heads), self.block_size)
+        found = None if self.collinear is None else self.collinear.expand_heads(heads)
+        return CommutingAngles(basis, _expand(self.frequencies, 1, heads), self.block_size, found)
 
     def split_layers(self, layers: int) -> list[CommutingAngles]:
         """Split angles whose heads are those of several layers."""
-        bases = [None] * layers if self.basis is None else _split(self.basis, 0, layers)
-        parts = zip(bases, _split(self.frequencies, 1, layers), strict=True)
-        return [CommutingAngles(*part, self.block_size) for part in parts]
+        bases: Any = [None] * layers if self.basis is None else _split(self.basis, 0, layers)
+        found: Any = [None] * layers
+        if self.collinear is not None:
+            found = self.collinear.split_layers(layers)
+        frequencies = _split(self.frequencies, 1, layers)
+        return [
+            CommutingAngles(basis, w, self.block_size, own)
+            for basis, w, own in zip(bases, frequencies, found, strict=True)
+        ]
 
 
 class CollinearAngles(NamedTuple):
@@ -240,8 +277,10 @@ def spectrum_by_eigh(skew: Tensor) -> tuple[Tensor, Tensor]:
     pairs, used = (torch.nn.functional.pad(t, (0, size - 2 * planes)) for t in (pairs, used))
     pairs = torch.where(used[..., None, :], pairs, 0.0)
     eye = torch.eye(size, device=skew.device, dtype=wide.dtype)
-    rest = torch.linalg.eigh(eye - pairs @ pairs.mT).eigenvectors
-    basis = torch.where(used[..., None, :], pairs, rest)
+    basis = pairs
+    if skew.device.type != "cpu" or not used.all():  # a GPU would wait for the answer
+        rest = torch.linalg.eigh(eye - pairs @ pairs.mT).eigenvectors
+        basis = torch.where(used[..., None, :], pairs, rest)
     for _ in range(4):  # to the nearest orthogonal matrix: very slow planes still mix a little
         basis = 0.5 * basis @ (3 * eye - basis.mT @ basis)
 

@@ -156,6 +156,7 @@ class RotaryEmbedding(nn.Module):
         k: Tensor,
         positions: Tensor,
         *,
+        key_positions: Tensor | None = None,
         num_prefix_tokens: int | None = None,
         angles: Angles | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -166,6 +167,8 @@ class RotaryEmbedding(nn.Module):
             k: Keys (B, H, T, D), or with fewer heads that divide those of q.
             positions: (T, N), shared by the batch, or (B, T, N). Rows of prefix tokens are not
                 used and may be left out.
+            key_positions: Of keys other than those of self-attention, which may have another
+                length S: (S, N) or (B, S, N). By default ``positions``.
             num_prefix_tokens: Overrides the module's own number for this call.
             angles: The precomputed result of ``angles``.
 
@@ -179,9 +182,13 @@ class RotaryEmbedding(nn.Module):
         before a weight update.
         """
         prefix = self.num_prefix_tokens if num_prefix_tokens is None else num_prefix_tokens
-        check_queries_and_keys(self.method, q, k, positions, prefix)
+        check_queries_and_keys(self.method, q, k, positions, key_positions, prefix)
         options = self._options("q", q, prefix, angles)
-        return self._scale(*ops.rotate(q, k, positions, **options))
+        if key_positions is None:
+            return self._scale(*ops.rotate(q, k, positions, **options))
+        options |= {"angles": options["angles"].cache_spectrum(), "key_heads": k.shape[1]}
+        q = ops.rotate_single(q, positions, **options)
+        return self._scale(q, ops.rotate_single(k, key_positions, **options))
 
     def rotate(
         self,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from helpers import make, raises_for
+import copy
+import pickle
 
+import pytest
+import torch
+from helpers import make, raises_for, relative_error
+
+import comrope
+import comrope.scaling
 from comrope import RotaryEmbedding, inits
 from comrope.analysis import commutator_norms
 from comrope.angles import plane_generators
@@ -83,3 +89,62 @@ def test_vanilla_frequencies_are_those_of_vanilla_rope_and_of_plane_inits():
     assert has_vanilla_frequencies("comrope-ld", "rope")
     assert not has_vanilla_frequencies("comrope-ld", "normal")
     assert not has_vanilla_frequencies("comrope-ld", "zeros")
+
+
+@pytest.fixture
+def decompositions(monkeypatch):
+    """A list that grows with every eigendecomposition."""
+    calls, ours = [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda x: calls.append(1) or ours(x))
+    return calls
+
+
+def test_one_decomposition_without_gradients_until_parameters_change(decompositions):
+    rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
+    q, positions = torch.randn(1, 2, 5, 16), torch.rand(5, 2)
+
+    def output():
+        with torch.no_grad():
+            return rope(q, q, positions)[0]
+
+    def changes():
+        """Ways to change parameters, some of which torch's version counter misses."""
+        yield lambda: torch.optim.SGD(rope.parameters(), lr=0.1).step()
+        yield lambda: rope.method.P.data.mul_(1.1)
+        yield lambda: setattr(rope.method.P, "data", rope.method.P.data * 1.1)
+        yield lambda: rope.load_state_dict({k: 2 * v for k, v in rope.state_dict().items()})
+        yield rope.reset_parameters
+        yield rope.double
+        yield rope.float
+
+    rope(q, q, positions)[0].sum().backward()
+    decompositions.clear()
+    first = output()
+    assert torch.equal(first, output())
+    assert len(decompositions) == 1
+    for change in changes():
+        change()
+        decompositions.clear()
+        now = output()
+        assert len(decompositions) == 1
+        assert torch.equal(now, rope(q, q, positions)[0])  # computed anew
+    with torch.inference_mode():
+        output()
+    rope(q, q, positions)[0].sum().backward()  # what inference mode kept is not used here
+    rope.method.P.requires_grad_(False)
+    x = q.clone().requires_grad_()
+    rope(x, x, positions, angles=rope.angles())[0].sum().backward()
+
+
+def test_kept_angles_are_not_copied():
+    rope = comrope.RotaryEmbedding("comrope-ld", num_heads=2, head_dim=16)
+    size = len(pickle.dumps(rope))
+    with torch.no_grad():
+        rope.angles()
+    assert rope.method._kept is not None
+    assert copy.deepcopy(rope).method._kept is None
+    assert len(pickle.dumps(rope)) == size
+    with comrope.scaled(rope, comrope.scaling.Linear(2.0)), torch.no_grad():
+        scaled = rope.angles().direction
+    with torch.no_grad():
+        assert relative_error(rope.angles().direction, 2 * scaled) < 1e-6

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import relative_error
+from helpers import relative_error, set_frequencies
 from support.vits import nano
 
+import comrope
 from comrope import ops
 from comrope.models import attention
+from comrope.ops.layout import unpack
 
 
 @pytest.fixture
@@ -31,10 +33,11 @@ def image(size: int = 12) -> torch.Tensor:
 @pytest.mark.parametrize("order", ["interleaved", "half"])
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("class_position", ["center", "unrotated"])
-def test_folding_changes_nothing(values, order, class_position, folded):
+@pytest.mark.parametrize("position", ["comrope-torus", "comrope-ld"])
+def test_folding_changes_nothing(position, values, order, class_position, folded):
     """Outputs and gradients in float64, against layers with hooked projections, which are not."""
     options = {"rotate_values": values, "channel_order": order, "class_position": class_position}
-    model = nano(position="comrope-torus", **options).double()
+    model = nano(position=position, **options).double()
     x, wanted = image(), [*model.parameters()]
     fast = model(x)
     got = torch.autograd.grad(fast.square().sum(), wanted)
@@ -59,8 +62,8 @@ def test_only_where_it_is_less_work(folded):
 
 
 @pytest.mark.parametrize("options", [
-    {"position": "comrope-ld"},
-    {"position": "comrope-torus", "block_size": 2},  # without a basis
+    {"position": "comrope-ld", "block_size": 2},  # without a basis
+    {"position": "comrope-torus", "block_size": 2},
     {"position": "liere"},
     {"position": "rope-mixed"},
     {"position": "none"},
@@ -119,3 +122,68 @@ def test_low_precision_autocast_compile_and_checkpointing(values):
     low = nano(position="comrope-torus", rotate_values=values)
     low.load_state_dict(model.state_dict())
     assert relative_error(low.bfloat16()(x.bfloat16()).float(), expected) < 0.1
+
+
+FREQUENCIES = {
+    "random": [2.9, 1.7, 0.4, 0.1],
+    "equal": [1.5, 1.5, 1.5, 1.5],
+    "nearly equal": [1.5 + 1e-7, 1.5, 0.7, 0.7 - 1e-3],
+    "zero": [1.5, 0.0, 0.0, 0.0],
+    "all zero": [0.0, 0.0, 0.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", FREQUENCIES)
+def test_gradients_of_collinear_angles_need_scores_only(kind, groups, values):
+    """The lemma of docs/theory.md: in float64, against one matrix exponential per token."""
+    layer = attention.Attention(
+        16 * 4, 4, num_kv_heads=4 // groups, rotate_values=values,
+        rope=comrope.RotaryEmbedding("comrope-ld", num_heads=4 // groups, head_dim=16),
+    ).double()  # fmt: skip
+    set_frequencies(layer.rope, torch.tensor(FREQUENCIES[kind]))
+    x = torch.randn(3, 25, 64, dtype=torch.float64)
+    positions = torch.rand(25, 2, dtype=torch.float64)
+    parameters = [*layer.parameters()]
+
+    def gradients(backend):
+        layer.rope.backend = backend
+        return torch.autograd.grad(layer(x, positions).tanh().sum(), parameters)
+
+    for got, expected in zip(gradients("auto"), gradients("reference"), strict=True):
+        assert relative_error(got, expected) < 1e-9
+
+
+def test_attention_that_uses_more_than_scores_gets_its_own_gradient():
+    """A function without ``scores_only`` may use the rotated vectors in any way."""
+
+    def attend(q, k, v):
+        return attention.attend_to_all(q, k, v) + q[..., :1] ** 3
+
+    layer = attention.Attention(
+        64, 4, rope=comrope.RotaryEmbedding("comrope-ld", num_heads=4, head_dim=16)
+    ).double()
+    x = torch.randn(3, 25, 64, dtype=torch.float64)
+    positions = torch.rand(25, 2, dtype=torch.float64)
+    (got,) = torch.autograd.grad(
+        layer(x, positions, attend=attend).tanh().sum(), layer.rope.method.P
+    )
+    qkv = layer.qkv(x).unflatten(-1, (12, 16))
+    q, k, v = unpack(qkv, 4)
+    basis = layer.rope.spectrum()[0].detach()
+    matrices = layer.rope.rotation_matrices(positions)
+    q, k = (  # Q^T R(x) q with a constant Q, as RotaryEmbedding documents
+        torch.einsum("hmji,thmjk,bhtmk->bhtmi", basis, matrices, x.unflatten(-1, (-1, 8))).flatten(
+            3
+        )
+        for x in (q, k)
+    )
+    out = layer.proj(attend(q, k, v).transpose(1, 2).flatten(2))
+    (expected,) = torch.autograd.grad(out.tanh().sum(), layer.rope.method.P)
+    assert relative_error(got, expected) < 1e-9
+    attend.scores_only = True  # a false promise is wrong, so the promise matters
+    (wrong,) = torch.autograd.grad(
+        layer(x, positions, attend=attend).tanh().sum(), layer.rope.method.P
+    )
+    assert relative_error(wrong, expected) > 1e-3

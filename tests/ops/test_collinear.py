@@ -14,7 +14,8 @@ from helpers import (
 )
 
 from comrope.analysis import scores
-from comrope.ops import collinear
+from comrope.ops import basis, collinear
+from comrope.ops.layout import halves_to_neighbours
 
 FROM_MATRICES = ("comrope-ap", "comrope-ld")
 
@@ -169,15 +170,16 @@ def test_sums_that_may_run_in_tf32_are_not_divided_by_small_gaps(monkeypatch):
     q, k = queries_and_keys(rope, tokens=50)
     positions = torch.rand(50, 2, dtype=torch.float64)
     expected = scores_and_gradients(rope, q, k, positions, "reference")["method.P"]
-    outer = collinear._outer
+    outer = basis.sum_outer
 
-    def in_tf32(grad, x):
+    def in_tf32(grad, x, size):
         def rounded(t):
             return ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
-        return outer(rounded(grad.contiguous()), rounded(x.contiguous()))
+        return outer(rounded(grad.contiguous()), rounded(x.contiguous()), size)
 
-    monkeypatch.setattr(collinear, "_outer", in_tf32)
+    for module in (basis, collinear):
+        monkeypatch.setattr(module, "sum_outer", in_tf32)
     rope.float()
     single = [x.detach().float().requires_grad_() for x in (q, k)]
 
@@ -188,3 +190,24 @@ def test_sums_that_may_run_in_tf32_are_not_divided_by_small_gaps(monkeypatch):
     without = error()
     monkeypatch.setattr(collinear, "_precision_of_sums", lambda like: 5e-4)
     assert error() < 0.01 < without
+
+
+@pytest.mark.parametrize("order", ["interleaved", "half"])
+@pytest.mark.parametrize("name", FROM_MATRICES)
+def test_a_loss_of_the_rotated_vectors_themselves(name, order):
+    """Gradients are those of Q^T R(x) q with a constant Q, also where no score is formed."""
+    for frequencies in ([2.9, 1.7, 0.4, 0.1], [1.5, 1.5, 0.3, 0.3 + 1e-6], [0.0, 0.0, 0.0, 0.0]):
+        rope = make(name, block_size=8, channel_order=order)
+        set_frequencies(rope, torch.tensor(frequencies))
+        q, k = queries_and_keys(rope)
+        positions = torch.randn(6, 2, dtype=torch.float64)
+        rope.backend = "spectral"
+        got = torch.autograd.grad(rope(q, k, positions)[0].sin().sum(), [q, *rope.parameters()])
+        rope.backend, rope.channel_order = "reference", "interleaved"
+        x = halves_to_neighbours(q) if order == "half" else q
+        rotated = rope.rotate(x, positions).unflatten(1, (2, -1)).unflatten(-1, (-1, 8))
+        constant = rope.spectrum()[0].detach()
+        own = torch.einsum("bhgtmi,hmij->bhgtmj", rotated, constant)
+        expected = torch.autograd.grad(own.sin().sum(), [q, *rope.parameters()])
+        for a, b in zip(got, expected, strict=True):
+            assert relative_error(a, b) < 1e-9

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from comrope import _checks, inits
+from comrope._dtypes import in_function_transform, is_traced
 from comrope.angles import Angles
 from comrope.inits import Init, Normal, PlaneInit, Zeros
 
 __all__ = ["Method", "batched_angles", "skew_part"]
 
 AXIS_ORDERS = ("alternating", "contiguous")
+
+
+class _Kept(NamedTuple):
+    """The angles of a method, and what they were computed from."""
+
+    angles: Angles
+    scaling: Callable[[Angles], Angles] | None
+    parameters: dict[str, Tensor]
+
+    def serves(self, scaling: Callable[[Angles], Angles] | None, now: dict[str, Tensor]) -> bool:
+        """Return whether nothing changed. Values are compared: versions miss ``x.data.copy_()``."""
+        return scaling == self.scaling and all(
+            x.dtype == now[name].dtype and torch.equal(x, now[name])
+            for name, x in self.parameters.items()
+        )
+
+
+def _can_keep(parameters: Iterable[Tensor]) -> bool:
+    """Return whether angles can be kept: a GPU would wait for the comparison of parameters."""
+    if torch.is_grad_enabled() or is_traced() or in_function_transform():
+        return False
+    return all(type(x) is nn.Parameter and x.device.type == "cpu" for x in parameters)
 
 
 class Method(nn.Module):
@@ -42,6 +65,7 @@ class Method(nn.Module):
     shared_heads: bool = False
     log_frequencies: bool = False
     scaling: Callable[[Angles], Angles] | None = None  # while ``comrope.scaled`` is active
+    _kept: _Kept | None = None
 
     def __init__(
         self,
@@ -118,8 +142,23 @@ class Method(nn.Module):
         return shapes
 
     def angles(self) -> Angles:
-        """Return the angle matrices in the form of this method, in float32 or wider."""
-        angles = self.angles_of(**{name: getattr(self, name) for name in self.shapes()})
+        """Return the angle matrices in the form of this method, in float32 or wider.
+
+        On a CPU without gradients they are kept, with their spectrum, until a parameter changes.
+        """
+        parameters = {name: getattr(self, name) for name in self.shapes()}
+        if not _can_keep(parameters.values()):
+            return self._angles_of(parameters)
+        kept = self._kept
+        if kept is None or not kept.serves(self.scaling, parameters):
+            with torch.inference_mode(False), torch.no_grad():
+                angles = self._angles_of(parameters).cache_spectrum()
+                copies = {name: x.detach().clone() for name, x in parameters.items()}
+            kept = self._kept = _Kept(angles, self.scaling, copies)
+        return kept.angles
+
+    def _angles_of(self, parameters: dict[str, Tensor]) -> Angles:
+        angles = self.angles_of(**parameters)
         return self._for_all_heads(angles if self.scaling is None else self.scaling(angles))
 
     def angles_of(self, **parameters: Tensor) -> Angles:
@@ -157,6 +196,9 @@ class Method(nn.Module):
             f"num_heads={self.num_heads}, head_dim={self.head_dim}, num_axes={self.num_axes}, "
             f"block_size={self.block_size}, init={self.init}{order}"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load pickles of version 0.1, which have a name instead of the initialization."""
@@ -229,10 +271,16 @@ class Method(nn.Module):
         self.init.check(self.shape)
 
 
-def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
+def batched_angles(
+    methods: Sequence[Method], prepare: Callable[[Angles], Angles] | None = None
+) -> list[Angles] | None:
     """Compute the angles of several layers at once, as if their heads were those of one layer.
 
-    On a GPU one large batch of small matrices is faster than many small batches.
+    One large batch of small matrices is faster than many small batches.
+
+    Args:
+        methods: Of the layers.
+        prepare: Applied to the angles of all layers; by default their spectrum is computed.
 
     Returns:
         The angles of each layer. None if the layers differ, are on several devices, or have sharded
@@ -243,6 +291,8 @@ def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
     first, shapes = methods[0], methods[0].parameter_shapes()
     if not shapes:
         return [first.angles()] * len(methods)
+    if _can_keep(first.parameters()):
+        return [method.angles() for method in methods]
     parameters = {}
     for name in shapes:
         axis = first.head_axis[name]
@@ -251,9 +301,8 @@ def batched_angles(methods: Sequence[Method]) -> list[Angles] | None:
     angles = first.angles_of(**parameters)
     if first.scaling is not None:
         angles = first.scaling(angles)
-    return [
-        first._for_all_heads(part) for part in angles.cache_spectrum().split_layers(len(methods))
-    ]
+    angles = angles.cache_spectrum() if prepare is None else prepare(angles)
+    return [first._for_all_heads(part) for part in angles.split_layers(len(methods))]
 
 
 def _can_batch(first: Method, method: Method) -> bool:

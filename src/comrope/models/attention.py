@@ -19,7 +19,15 @@ from comrope.angles import Angles, CommutingAngles
 from comrope.ops.layout import unpack
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["Attend", "Attention", "Block", "attend_to_all", "log_temperature"]
+__all__ = [
+    "Attend",
+    "Attention",
+    "Block",
+    "attend_to_all",
+    "is_hooked",
+    "log_temperature",
+    "uses_scores_only",
+]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Project = Callable[[Tensor], Tensor]
@@ -29,6 +37,17 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend from every query to every key; k and v may have fewer heads than q."""
     grouped = q.shape[1] != k.shape[1]
     return nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+
+
+def uses_scores_only(attend: Attend) -> bool:
+    """Return whether queries and keys are used through scores only, and values through their sums.
+
+    This library's functions say so in an attribute. Others may use the rotated vectors themselves.
+    """
+    return bool(getattr(attend, "scores_only", False))
+
+
+attend_to_all.scores_only = True  # type: ignore[attr-defined]
 
 
 def log_temperature(visible: Tensor, context: int, dtype: torch.dtype) -> Tensor:
@@ -115,13 +134,15 @@ class Attention(nn.Module):
             angles: The precomputed result of ``rope.angles()``.
             attend: Called with the rotated q and k, and the (rotated) v, (B, heads, T, D) each.
         """
-        if angles is None and isinstance(self.rope, RotaryEmbedding) and not _hooked(self.rope):
+        if angles is None and isinstance(self.rope, RotaryEmbedding) and not is_hooked(self.rope):
             angles = self.rope.angles()
             if self.rotate_values:  # needed twice
                 angles = angles.cache_spectrum()
-        project_in, project_out, angles = self._projections(x, positions, angles)
+        project_in, project_out, angles = self._projections(
+            x, positions, angles, scores_only=uses_scores_only(attend)
+        )
         qkv = project_in(x).unflatten(-1, (self.num_heads + 2 * self.num_kv_heads, -1))
-        if self.rope is None or _hooked(self.rope):
+        if self.rope is None or is_hooked(self.rope):
             q, k, v = unpack(qkv, self.num_kv_heads)
             if self.rope is not None:  # a call of the module, so that its hooks run
                 q, k = self.rope(q, k, positions, angles=angles)
@@ -136,7 +157,7 @@ class Attention(nn.Module):
         return project_out(mixed.transpose(1, 2).flatten(2))
 
     def _projections(
-        self, x: Tensor, positions: Tensor, angles: Angles | None
+        self, x: Tensor, positions: Tensor, angles: Angles | None, *, scores_only: bool
     ) -> tuple[Project, Project, Angles | None]:
         """Return the projections before and after attention, and the angles to rotate with.
 
@@ -144,23 +165,22 @@ class Attention(nn.Module):
         every token by it, and if no kernel does that multiplication.
         """
         rope, tokens = self.rope, x.shape[0] * x.shape[1]
-        if (
-            not (isinstance(angles, CommutingAngles) and isinstance(rope, RotaryEmbedding))
-            or angles.basis is None
-            or tokens < self.qkv.in_features
-            or not (_is_plain(self.qkv) and _is_plain(self.proj))
-            or _hooked(rope)
-        ):
+        if angles is None or not isinstance(rope, RotaryEmbedding) or is_hooked(rope):
             return self.qkv, self.proj, angles
         order = rope.channel_order
         if ops.select_backend(angles, rope.backend, x, x, positions, order).backend != "spectral":
+            return self.qkv, self.proj, angles
+        angles = ops.to_commuting(angles, positions if scores_only else None)
+        assert isinstance(angles, CommutingAngles)
+        plain = _is_plain(self.qkv) and _is_plain(self.proj)
+        if angles.basis is None or tokens < self.qkv.in_features or not plain:
             return self.qkv, self.proj, angles
         folded = self.folded_projections(angles.basis)
         project_out: Project = self.proj
         if "proj.weight" in folded:
             project_out = _linear(folded["proj.weight"], self.proj.bias)
-        remaining = CommutingAngles(None, angles.frequencies, angles.block_size)
-        return _linear(folded["qkv.weight"], folded.get("qkv.bias")), project_out, remaining
+        project_in = _linear(folded["qkv.weight"], folded.get("qkv.bias"))
+        return project_in, project_out, angles._replace(basis=None)
 
     def _rotate_back(
         self, x: Tensor, positions: Tensor, angles: Angles | None, project: Project
@@ -189,18 +209,19 @@ class Attention(nn.Module):
         queries, keys = dim, dim // group
         rotated = queries + (2 if self.rotate_values else 1) * keys
         # Rows of parameters, and their bases: the queries of a group have that of their key.
-        parts = [(0, rotated, basis)]
+        parts = [(rotated, basis)]
         if group > 1:
-            of_queries = basis.repeat_interleave(group, dim=0)
-            parts = [(0, queries, of_queries), (queries, rotated, basis)]
+            parts = [(queries, basis.repeat_interleave(group, dim=0)), (rotated - queries, basis)]
+        sizes = [rows for rows, _ in parts]
         folded = {}
         for name, parameter in (("qkv.weight", self.qkv.weight), ("qkv.bias", self.qkv.bias)):
             if parameter is not None:
+                *changed, rest = parameter.split([*sizes, parameter.shape[0] - rotated])
                 rows = [
-                    ops.fold_into_outputs(parameter[first:last], own, order, exact=exact)
-                    for first, last, own in parts
+                    ops.fold_into_outputs(part, own, order, exact=exact)
+                    for part, (_, own) in zip(changed, parts, strict=True)
                 ]
-                folded[name] = torch.cat((*rows, parameter[rotated:]))
+                folded[name] = torch.cat((*rows, rest))
         if self.rotate_values:
             folded["proj.weight"] = ops.fold_into_inputs(
                 self.proj.weight, basis, order, self.num_heads, exact=exact
@@ -235,11 +256,12 @@ def _is_plain(module: nn.Module) -> bool:
         parameter is None or type(parameter) is nn.Parameter
         for parameter in (module.weight, module.bias)
     )
-    patched = "forward" in vars(module) or _hooked(module)
+    patched = "forward" in vars(module) or is_hooked(module)
     return plain and not (patched or module._backward_hooks or module._backward_pre_hooks)
 
 
-def _hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether hooks run when a module is called."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

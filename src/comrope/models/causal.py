@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -89,6 +90,7 @@ class CausalAttention:
     keys: Tensor | None = None  # of the cache, (B, H, max_length, D)
     values: Tensor | None = None
     start: int = 0  # tokens in the cache before those of the call
+    scores_only: ClassVar[bool] = True  # see ``attention.uses_scores_only``
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the outputs for q (B, H G, T, D); add k and v (B, H, T, D) to the cache."""

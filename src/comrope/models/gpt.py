@@ -214,16 +214,17 @@ class GPT(CausalModel):
         if cache is not None:
             start, layers = cache.length, cache.layers
             angles = cache.angles if start else None
-        if angles is None:
-            angles = self._angles()
-        if cache is not None:
-            cache.angles = angles
         end = start + tokens.shape[1]
         index = torch.arange(start, end, device=tokens.device)
+        positions = index[:, None] if positions is None else positions
+        if angles is None:
+            angles = self._angles(positions)
+        if cache is not None:
+            cache.angles = angles
         x = self.embed(tokens)
         temperature = self._temperature(index + 1, end, x)
         attend = [CausalAttention(temperature, *layer, start) for layer in layers]
-        x = self.apply_blocks(x, index[:, None] if positions is None else positions, angles, attend)
+        x = self.apply_blocks(x, positions, angles, attend)
         x = self.norm(x[:, -1:] if last_only else x)
         return nn.functional.linear(x, self.embed.weight) if self.head is None else self.head(x)
 

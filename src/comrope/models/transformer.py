@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, C channels, N axes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from comrope import _checks
+from comrope import _checks, ops
 from comrope.analysis import rotary_modules
 from comrope.angles import Angles
 from comrope.methods import METHODS, batched_angles, method_class
-from comrope.models.attention import Attend, Block, attend_to_all
+from comrope.models.attention import Attend, Block, attend_to_all, is_hooked, uses_scores_only
 from comrope.models.pretrained import Pretrained
 from comrope.rotary import RotaryEmbedding
 
@@ -88,8 +89,9 @@ class RotaryTransformer(Pretrained):
             angles: Of every block, as ``_angles`` returns them.
             attend: Of every block, as in ``Attention.forward``.
         """
-        angles = self._angles() if angles is None else angles
         attend = [attend_to_all] * len(self.blocks) if attend is None else attend
+        if angles is None:
+            angles = self._angles(positions if all(map(uses_scores_only, attend)) else None)
         for block, own, each in zip(self.blocks, angles, attend, strict=True):
             if self.grad_checkpointing and self.training:
                 x = checkpoint(block, x, positions, own, use_reentrant=False, attend=each)
@@ -97,14 +99,17 @@ class RotaryTransformer(Pretrained):
                 x = block(x, positions, own, attend=each)
         return x
 
-    def _angles(self) -> Sequence[Angles | None]:
+    def _angles(self, positions: Tensor | None = None) -> Sequence[Angles | None]:
         """Compute the angles of all blocks at once.
 
         Return None for every block if hooks fetch parameters when a block is called (sharded or
         offloaded models). Every block then computes its own angles.
+
+        Args:
+            positions: As in ``ops.to_commuting``.
         """
         separate: list[None] = [None] * len(self.blocks)
-        methods = []
+        ropes: list[RotaryEmbedding] = []
         for block in cast(Iterable[Block], self.blocks):
             rope = getattr(block.attn, "rope", None)
             if not isinstance(rope, RotaryEmbedding):
@@ -113,10 +118,14 @@ class RotaryTransformer(Pretrained):
             for module in (*owners, rope, rope.method):
                 if module._forward_pre_hooks or hasattr(module, "_hf_hook"):
                     return separate
-            methods.append(rope.method)
-        different = list(dict.fromkeys(methods))  # one, if the blocks share it
-        found = batched_angles(different)
-        return separate if found is None else found * (len(methods) // len(different))
+            ropes.append(rope)
+        different = list(dict.fromkeys(rope.method for rope in ropes))  # one, if blocks share it
+        prepare = None
+        plain = all(rope.backend in ("auto", "spectral") and not is_hooked(rope) for rope in ropes)
+        if plain and positions is not None and positions.device.type == "cpu":
+            prepare = functools.partial(ops.to_commuting, positions=positions)
+        found = batched_angles(different, prepare)
+        return separate if found is None else found * (len(ropes) // len(different))
 
     def example_input(
         self, batch: int, more: int = 0, *, generator: torch.Generator | None = None

@@ -12,14 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from comrope._dtypes import compute_dtype, no_autocast
-from comrope.angles import (
-    Angles,
-    CollinearAngles,
-    CommutingAngles,
-    GeneralAngles,
-    block_size_of,
-)
-from comrope.ops.collinear import rotate_collinear
+from comrope.angles import Angles, CollinearAngles, CommutingAngles, block_size_of
+from comrope.ops.collinear import to_commuting
 from comrope.ops.dispatch import BACKENDS, BackendChoice, select_backend
 from comrope.ops.folding import change_channels, fold_into_inputs, fold_into_outputs
 from comrope.ops.layout import (
@@ -30,7 +24,7 @@ from comrope.ops.layout import (
     unpack,
 )
 from comrope.ops.reference import rotate_reference, rotation_matrices
-from comrope.ops.spectral import rotate_commuting
+from comrope.ops.spectral import rotate_spectral
 
 __all__ = [
     "BACKENDS",
@@ -43,6 +37,7 @@ __all__ = [
     "rotate_single",
     "rotation_matrices",
     "select_backend",
+    "to_commuting",
 ]
 
 
@@ -77,12 +72,11 @@ def rotate(
 
         return rotate_on_gpu(q, k, positions, angles, num_prefix_tokens, channel_order == "half")
     positions = at_every_token(positions, q.shape[2], num_prefix_tokens)
-    if channel_order == "half":
-        q, k = halves_to_neighbours(q), halves_to_neighbours(k)
-    q, k = _rotate_neighbours(q, k, positions, angles, selected)
-    if channel_order == "half":
-        q, k = neighbours_to_halves(q), neighbours_to_halves(k)
-    return q, k
+    half = channel_order == "half"
+    if selected == "spectral":
+        q, k = rotate_spectral((q, k), positions, angles, half=half)
+        return q, k
+    return _rotate_reference(q, k, positions, angles, half)
 
 
 def rotate_single(
@@ -169,50 +163,54 @@ def _rotate_back(
     *,
     key_heads: int,
     backend: str = "auto",
+    num_prefix_tokens: int = 0,
     channel_order: str = "interleaved",
     round_early: bool = False,
-    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Undo the rotation up to a basis, and return x and that basis (H, m, b, b) or None.
 
     The caller multiplies x by the basis. ``round_early`` rounds x to its own dtype before.
     """
     selected = select_backend(angles, backend, x, x, positions, channel_order).backend
-    options |= {"key_heads": key_heads, "backend": selected, "channel_order": channel_order}
-    parts = (part for part in angles if isinstance(part, Tensor))
-    dtype = compute_dtype(x, positions, *parts)
+    dtype = compute_dtype(x, positions, *(part for part in angles if isinstance(part, Tensor)))
+    if selected == "spectral":
+        angles, half = to_commuting(angles.to(dtype)), channel_order == "half"
+        assert isinstance(angles, CommutingAngles)
+        positions = at_every_token(positions, x.shape[2], num_prefix_tokens)
+        x = x if round_early else x.to(dtype)
+        (x,) = rotate_spectral((x,), positions, angles, half=half, inverse=True)
+        return x, angles.basis
     back = -positions.to(dtype)  # unsigned integers have no sign
+    options: dict[str, Any] = {
+        "key_heads": key_heads,
+        "backend": selected,
+        "channel_order": channel_order,
+        "num_prefix_tokens": num_prefix_tokens,
+    }
     if isinstance(angles, CollinearAngles) and block_size_of(angles) == 2:
         angles = angles.as_commuting()
-    if selected == "reference" or isinstance(angles, GeneralAngles):  # no basis; R(-x) inverts
-        return rotate_single(x, back, angles, **options), None
-    basis = angles.basis if isinstance(angles, CommutingAngles) else None
-    if isinstance(angles, CollinearAngles):
+    basis = None
+    if selected == "triton" and isinstance(angles, CollinearAngles):
         angles = angles.to(dtype).cache_spectrum()
-        basis = angles.spectrum()[0]
-    if basis is None:
-        return rotate_single(x, back, angles, **options), None
-    if isinstance(angles, CommutingAngles):
-        x = x if round_early else x.to(dtype)
-        angles = CommutingAngles(None, angles.frequencies, angles.block_size)
-    else:  # the rotation applies this basis itself, as a constant (ops/collinear.py)
+        basis = angles.spectrum()[0]  # the kernel applies it again, as a constant
         x = change_channels(x.to(dtype), basis.mT, channel_order)
-    return rotate_single(x, back, angles, **options), basis
+    elif selected == "triton" and isinstance(angles, CommutingAngles) and angles.basis is not None:
+        basis, x = angles.basis, x if round_early else x.to(dtype)
+        angles = CommutingAngles(None, angles.frequencies, angles.block_size)
+    return rotate_single(x, back, angles, **options), basis  # without a basis R(-x) inverts
 
 
-def _rotate_neighbours(
-    q: Tensor, k: Tensor, positions: Tensor, angles: Angles, backend: str
+def _rotate_reference(
+    q: Tensor, k: Tensor, positions: Tensor, angles: Angles, half: bool
 ) -> tuple[Tensor, Tensor]:
-    """Rotate where neighbouring channels form planes and every token has a position."""
+    """Rotate where every token has a position."""
     dtype = compute_dtype(q, k, positions, *(part for part in angles if isinstance(part, Tensor)))
-    block_size = block_size_of(angles)
-    q_blocks, k_blocks = (to_blocks(x, k.shape[1], block_size) for x in (q, k))
-    positions, angles = positions.to(dtype), angles.to(dtype)
+    q_blocks, k_blocks = (
+        to_blocks(halves_to_neighbours(x) if half else x, k.shape[1], block_size_of(angles))
+        for x in (q, k)
+    )
     with no_autocast(q.device):
-        if backend == "spectral" and isinstance(angles, CommutingAngles):
-            out = rotate_commuting(q_blocks, k_blocks, positions, angles)
-        elif backend == "spectral" and isinstance(angles, CollinearAngles):
-            out = rotate_collinear(q_blocks, k_blocks, positions, angles)
-        else:
-            out = rotate_reference(q_blocks, k_blocks, positions, angles.matrices())
-    return out[0].reshape(q.shape).to(q.dtype), out[1].reshape(k.shape).to(k.dtype)
+        matrices = angles.to(dtype).matrices()
+        out = rotate_reference(q_blocks, k_blocks, positions.to(dtype), matrices)
+    q_out, k_out = (x.reshape(y.shape).to(y.dtype) for x, y in zip(out, (q, k), strict=True))
+    return (neighbours_to_halves(q_out), neighbours_to_halves(k_out)) if half else (q_out, k_out)

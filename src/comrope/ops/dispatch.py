@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from comrope import _checks
-from comrope._dtypes import compile_time_constant, compute_dtype
+from comrope._dtypes import compile_time_constant, compute_dtype, in_function_transform
 from comrope.angles import (
     Angles,
     CollinearAngles,
@@ -136,7 +136,7 @@ def _reason_tensors_unsupported(
     """Return why the kernels cannot use these tensors."""
     if q is None or k is None or positions is None:
         return None
-    if not torch.compiler.is_compiling() and _in_function_transform():
+    if in_function_transform():
         return "the kernels support no function transforms (vmap, jvp, second derivatives)"
     parts = [part for part in angles if isinstance(part, Tensor)]
     parts += getattr(angles, "cached_spectrum", None) or ()
@@ -152,11 +152,6 @@ def _reason_tensors_unsupported(
     if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return None
     return f"the tensors are on {q.device.type}, and the kernels run on an NVIDIA GPU"
-
-
-def _in_function_transform() -> bool:
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @compile_time_constant

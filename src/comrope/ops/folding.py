@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from comrope._dtypes import compute_dtype, no_autocast
-from comrope.ops.layout import halves_to_neighbours, neighbours_to_halves, to_blocks
-from comrope.ops.spectral import change_basis
+from comrope.ops.basis import change_basis
+from comrope.ops.layout import halves_to_neighbours, neighbours_to_halves
 
 __all__ = ["change_channels", "fold_into_inputs", "fold_into_outputs"]
 
@@ -23,10 +23,8 @@ __all__ = ["change_channels", "fold_into_inputs", "fold_into_outputs"]
 def change_channels(x: Tensor, basis: Tensor, channel_order: str) -> Tensor:
     """Return Q^T x for x (B, H G, T, D) and Q (H, m, b, b), in the channel order of x."""
     halves = channel_order == "half"
-    blocks = halves_to_neighbours(x) if halves else x
-    with no_autocast(x.device):
-        blocks = to_blocks(blocks, basis.shape[0], basis.shape[-1])
-        x = change_basis(blocks, basis.to(x.dtype)).reshape(x.shape)
+    channels = (halves_to_neighbours(x) if halves else x).unflatten(1, (basis.shape[0], -1))
+    x = change_basis(channels, basis.to(x.dtype)).flatten(1, 2)
     return neighbours_to_halves(x) if halves else x
 
 
@@ -49,19 +47,24 @@ def fold_into_outputs(
             keys, and so on.
         exact: Compute in float64, so that the result is rounded once.
     """
-    heads = basis.shape[0]
+    heads, blocks, size, _ = basis.shape
+    matrix = parameter if parameter.ndim == 2 else parameter[:, None]
     if rows is None:
-        channels = parameter.unflatten(0, (-1, heads, basis.shape[1] * basis.shape[2]))
+        channels = matrix.unflatten(0, (-1, heads, blocks * size))  # (parts, H, D, C)
     else:
-        channels = parameter[rows].unflatten(0, (heads, -1)).transpose(0, 1)
-    channels = channels.movedim(2, -1)  # (parts or G, H, [C,] D)
-    blocks = channels if parameter.ndim == 2 else channels[:, :, None]
+        channels = matrix[rows].unflatten(0, (heads, -1)).transpose(0, 1)  # (G, H, D, C)
     dtype = torch.float64 if exact else compute_dtype(parameter, basis)
-    blocks = change_channels(blocks.to(dtype), basis, channel_order)
-    folded = blocks.view_as(channels).movedim(-1, 2).to(parameter.dtype)
+    if channel_order == "half":
+        channels = halves_to_neighbours(channels.mT).mT
+    with no_autocast(parameter.device):
+        channels = basis.mT.to(dtype) @ channels.to(dtype).unflatten(2, (blocks, size))
+    channels = channels.flatten(2, 3).to(parameter.dtype)
+    if channel_order == "half":
+        channels = neighbours_to_halves(channels.mT).mT
     if rows is None:
-        return folded.flatten(0, 2)
-    return parameter.index_put((rows,), folded.transpose(0, 1).flatten(0, 1))
+        return channels.reshape(parameter.shape)
+    folded = channels.transpose(0, 1).flatten(0, 1)
+    return parameter.index_put((rows,), folded if parameter.ndim == 2 else folded[..., 0])
 
 
 def fold_into_inputs(

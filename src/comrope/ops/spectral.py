@@ -1,27 +1,28 @@
 """The rotation in the eigenbasis: q' = diag_k(Rot(phi_k)) Q^T q with phi_k = sum_i w_ik x_i.
 
 The final product with Q is left out: it is the same for q and k, so it cancels in their scores.
-No exponential, no matrix per token, no complex numbers.
+No exponential, no matrix per token.
 
-Shapes: B batch, H key heads, G queries per key head, T tokens, m blocks per head, b block size,
-f = b // 2 planes per block, N axes. An odd b leaves the last coordinate unrotated.
+Shapes: B batch, H key heads, G queries per key head, T tokens, D channels per head, m blocks per
+head, b block size, f = b // 2 planes per block, P = m f planes per head, N axes. An odd b leaves
+the last coordinate of every block unrotated.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from comrope.angles import CommutingAngles
+from comrope._dtypes import compute_dtype, in_function_transform, no_autocast
+from comrope.angles import Angles, CommutingAngles
+from comrope.ops.basis import change_basis
+from comrope.ops.collinear import NoSecondDerivative, sums_over_tokens, to_commuting
+from comrope.ops.layout import halves_to_neighbours, neighbours_to_halves
+from comrope.ops.planes import cos_and_sin, torque, turn
 
-__all__ = [
-    "change_basis",
-    "phases",
-    "rotate_commuting",
-    "rotate_planes",
-    "small_product",
-    "sum_over_axes",
-]
+__all__ = ["phases", "rotate_spectral", "sum_over_axes"]
 
 
 def sum_over_axes(x: Tensor, w: Tensor) -> Tensor:
@@ -36,50 +37,137 @@ def sum_over_axes(x: Tensor, w: Tensor) -> Tensor:
 
 
 def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """Return phi = sum_i w_i x_i.
+    """Return phi = sum_i w_i x_i, (1 or B, H, 1, T, P).
 
     Args:
         positions: (T, N) or (B, T, N).
-        frequencies: (N, H, m, f).
-
-    Returns:
-        (1 or B, H, 1, T, m, f).
+        frequencies: (N, H, P).
     """
     x = positions if positions.ndim == 3 else positions[None]
-    return sum_over_axes(x[:, None, None, :, None, None, :], frequencies[:, :, None, None])
+    return sum_over_axes(x[:, None, None, :, None, :], frequencies[:, :, None, None])
 
 
-def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair of neighbours of x (..., b) by its angle, given as cos and sin (..., f)."""
-    planes = cos.shape[-1]
-    first, second = x[..., 0 : 2 * planes : 2], x[..., 1 : 2 * planes : 2]
-    rotated = torch.stack(
-        (
-            torch.addcmul(first * cos, second, sin, value=-1),
-            torch.addcmul(first * sin, second, cos),
-        ),
-        dim=-1,
-    ).flatten(-2)
-    return rotated if x.shape[-1] % 2 == 0 else torch.cat((rotated, x[..., -1:]), dim=-1)
+def rotate_spectral(
+    vectors: tuple[Tensor, ...],
+    positions: Tensor,
+    angles: Angles,
+    *,
+    half: bool = False,
+    inverse: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return diag_k(Rot(phi_k)) Q^T x for each of several x (B, H G, T, D), in its dtype.
+
+    Args:
+        vectors: Queries, keys or values.
+        positions: (T, N) or (B, T, N), of every token.
+        angles: The rotation.
+        half: Whether planes are channels c and c + D / 2, and not neighbours.
+        inverse: Rotate by -phi and leave out Q^T: the caller multiplies by Q.
+    """
+    dtype = compute_dtype(*vectors, positions, *(x for x in angles if isinstance(x, Tensor)))
+    angles = to_commuting(angles.to(dtype))
+    assert isinstance(angles, CommutingAngles)
+    with no_autocast(positions.device):
+        places = -positions.to(dtype) if inverse else positions.to(dtype)
+        phase = phases(places, angles.frequencies.flatten(2))
+        with torch.no_grad():
+            cos, sin = cos_and_sin(phase)
+        by_skew: tuple[Any, ...] = (None, None, None, None)
+        if angles.collinear is not None and angles.collinear.sums is not None:
+            direction, frequencies, sums, reach = angles.collinear
+            with torch.no_grad():
+                by_skew = phases(places, direction), frequencies, reach, sums
+        heads, dim = angles.frequencies.shape[1], vectors[0].shape[-1]
+        basis = None if inverse else angles.basis
+        reorder = half and (basis is not None or 2 * phase.shape[-1] < dim)
+        found = [x.unflatten(1, (heads, -1)) for x in vectors]
+        if reorder:
+            found = [halves_to_neighbours(x) for x in found]
+        if basis is not None:
+            found = [change_basis(x.to(basis.dtype), basis) for x in found]
+        options = Options(half and not reorder, inverse, tuple(x.dtype for x in vectors))
+        found = _rotate_planes(options, found, phase, cos, sin, *by_skew)
+        if reorder:
+            found = [neighbours_to_halves(x) for x in found]
+        return tuple(x.reshape(y.shape) for x, y in zip(found, vectors, strict=True))
 
 
-def small_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b for small matrices (..., b, b), elementwise: never in TF32."""
-    return (a[..., :, :, None] * b[..., None, :, :]).sum(-2)
+class Options(NamedTuple):
+    """How planes are rotated."""
+
+    half: bool
+    inverse: bool  # the basis follows the rotation, and does not precede it
+    dtypes: tuple[torch.dtype, ...]  # of the outputs
 
 
-def change_basis(x: Tensor, basis: Tensor) -> Tensor:
-    """Return Q^T x for every token: x (B, H, G, T, m, b), Q (H, m, b, b)."""
-    return torch.einsum("bhgtmi,hmij->bhgtmj", x, basis)
+def _rotate_planes(
+    options: Options, vectors: list[Tensor], phase: Tensor, cos: Tensor, sin: Tensor, *by_skew: Any
+) -> list[Tensor]:
+    """Rotate the planes of each x (B, H, G, T, D) by a phase (1 or B, H, 1, T, P)."""
+    transformed = in_function_transform()
+    if transformed and by_skew[-1] is None:
+        cos, sin = phase.cos(), phase.sin()
+    elif transformed or _needs_grad(phase, *vectors):
+        return [*_Rotate.apply(options, phase, cos, sin, *by_skew, *vectors)]
+    return [
+        turn(x.to(cos.dtype), cos, sin, options.half).to(dtype)
+        for x, dtype in zip(vectors, options.dtypes, strict=True)
+    ]
 
 
-def rotate_commuting(
-    q: Tensor, k: Tensor, positions: Tensor, angles: CommutingAngles
-) -> tuple[Tensor, Tensor]:
-    """Rotate blocks q (B, H, G, T, m, b) and k (B, H, 1, T, m, b) at positions (..., T, N)."""
-    phase = phases(positions, angles.frequencies)
-    cos, sin = phase.cos(), phase.sin()
-    q, k = q.to(phase.dtype), k.to(phase.dtype)
-    if angles.basis is not None:
-        q, k = change_basis(q, angles.basis), change_basis(k, angles.basis)
-    return rotate_planes(q, cos, sin), rotate_planes(k, cos, sin)
+def _needs_grad(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotate planes. The outputs are saved for the backward pass, which attention saves anyway.
+
+    ``scale`` (1 or B, H, 1, T, m), ``frequencies`` (H, m, f), ``reach`` and ``sums`` are those of
+    collinear angles, see ``ops.collinear``, or None.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        options: Options, phase: Tensor, cos: Tensor, sin: Tensor, scale: Tensor | None,
+        frequencies: Tensor | None, reach: Tensor | None, sums: Tensor | None, *vectors: Tensor,
+    ) -> Any:  # fmt: skip
+        # torch.compile (2.11) silently loses the gradient of an output that is a view.
+        copy = torch.compiler.is_compiling()
+        return tuple(
+            turn(x.to(phase.dtype), cos, sin, options.half).to(dtype, copy=copy)
+            for x, dtype in zip(vectors, options.dtypes, strict=True)
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.options = inputs[0]
+        ctx.dtypes = [x.dtype for x in inputs[8:]]
+        ctx.save_for_backward(*inputs[1:8], *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        phase, cos, sin, *rest = ctx.saved_tensors
+        by_skew: Any = rest[:3]
+        outputs, half = rest[4:], ctx.options.half
+        twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if twice:  # as functions of the phase, for second derivatives
+            cos, sin = phase.cos(), phase.sin()
+        after, grad_after = ([x.to(phase.dtype) for x in xs] for xs in (outputs, grads))
+        grad_before = [turn(x, cos, -sin, half) for x in grad_after]
+        pairs = [*zip(after, grad_after, strict=True)]
+        found: list[Any] = [None, None]
+        found += [x.to(dtype) for x, dtype in zip(grad_before, ctx.dtypes, strict=True)]
+        if ctx.needs_input_grad[1]:
+            found[0] = sum(torque(*xs, cos.shape[-1], half).sum_to_size(cos.shape) for xs in pairs)
+        if ctx.needs_input_grad[7]:
+            groups: Any = after, grad_after, grad_before
+            if half:
+                groups = ([halves_to_neighbours(x) for x in xs] for xs in groups)
+            found[1] = sums_over_tokens(groups, cos, sin, *by_skew, ctx.options.inverse)
+            if twice:
+                found = [
+                    x if x is None else NoSecondDerivative.apply(x, phase, *grads) for x in found
+                ]
+        return None, found[0], None, None, None, None, None, *found[1:]
