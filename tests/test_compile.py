@@ -36,7 +36,7 @@ def test_compiled_forward_and_backward(method, dtype):
     counter = CompileCounterWithBackend(BACKEND)
     compiled = torch.compile(rope, fullgraph=True, backend=counter)
     tolerance = (
-        {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
+        {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.04, "atol": 0.05}
     )
     frames = []
     for tokens in (5, 9, 13, 21, 4):

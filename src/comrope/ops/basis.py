@@ -100,7 +100,7 @@ def _sum_outer(a: Tensor, b: Tensor, size: int) -> Tensor:
     if each == 1:
         return wide
     squares = wide.unflatten(3, (each, size)).unflatten(2, (each, size))
-    return squares.diagonal(dim1=2, dim2=4).movedim(-1, 2).flatten(1, 2)
+    return squares.diagonal(dim1=2, dim2=4).movedim(-1, 2).flatten(1, 2).contiguous()
 
 
 # Opaque in a compiled graph: Inductor would merge their small products with what follows, slowly.

@@ -149,7 +149,6 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         phase, cos, sin, *rest = ctx.saved_tensors
-        by_skew: Any = rest[:3]
         outputs, half = rest[4:], ctx.options.half
         twice = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if twice:  # as functions of the phase, for second derivatives
@@ -165,7 +164,9 @@ class _Rotate(torch.autograd.Function):
             groups: Any = after, grad_after, grad_before
             if half:
                 groups = ([halves_to_neighbours(x) for x in xs] for xs in groups)
-            found[1] = sums_over_tokens(groups, cos, sin, *by_skew, ctx.options.inverse)
+            found[1] = sums_over_tokens(
+                groups, cos, sin, rest[0], rest[1], rest[2], ctx.options.inverse
+            )
             if twice:
                 found = [
                     x if x is None else NoSecondDerivative.apply(x, phase, *grads) for x in found
