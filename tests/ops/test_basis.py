@@ -57,7 +57,7 @@ def test_sums_over_tokens(size, dim):
 
 @pytest.mark.parametrize(("size", "dim"), [(8, 24), (8, 32)])
 def test_the_operators_of_compiled_graphs(size, dim):
-    """Their results have the strides that compilers are told."""
+    """Their results have the strides of their fake results."""
     x = torch.randn(2, 5, 9, dim)[:, :, :3].transpose(1, 2).unflatten(1, (3, 1))
     q = torch.randn(3, dim // size, size, size)
     utils = ("test_schema", "test_faketensor")

@@ -12,7 +12,7 @@ LAYOUTS = [(12, 6, False), (12, 6, True), (9, 3, False), (15, 6, False)]  # D, p
 
 
 def by_definition(x, phase, half):
-    """Rotate every plane by its matrix."""
+    """Multiply every plane by its matrix."""
     result = x.clone()
     blocks = x.shape[-1] - 2 * phase.shape[-1]
     size = x.shape[-1] // blocks if blocks else 2
@@ -35,10 +35,10 @@ def vectors(dim, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(("dim", "count", "half"), LAYOUTS)
-def test_turn_and_torque(dim, count, half):
+def test_rotations_and_torques(dim, count, half):
     phase = torch.randn(3, 5, count, dtype=torch.float64)
     for x in vectors(dim):
-        turned = planes.turn(x, phase.cos(), phase.sin(), half)
+        turned = planes.rotate_planes(x, phase.cos(), phase.sin(), half)
         assert relative_error(turned, by_definition(x, phase, half)) < 1e-14
         grad = torch.randn_like(turned)
         angle = phase.expand(2, -1, -1, -1).clone().requires_grad_()

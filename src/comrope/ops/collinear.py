@@ -44,7 +44,7 @@ from comrope.angles import (
     skew_spectrum,
 )
 from comrope.ops.basis import small_product, sum_outer
-from comrope.ops.planes import turn
+from comrope.ops.planes import rotate_planes
 
 __all__ = ["NoSecondDerivative", "skew_gradient", "sums_over_tokens", "to_commuting"]
 
@@ -150,7 +150,7 @@ def _sums(
     outer = frequencies.new_zeros(heads, blocks, size, size)
     if reach is None:
         if inverse:
-            before = (turn(x, cos, -sin) for x in after)
+            before = (rotate_planes(x, cos, -sin) for x in after)
             pairs = zip(grad_before, before, strict=True)
         else:
             pairs = zip(grad_after, after, strict=True)
@@ -177,7 +177,7 @@ def _sums(
         total = outer.new_zeros(len(chosen[0]), size, size)
         for vectors in zip(after, grad_after, grad_before, strict=True):
             x, g, h = map(part, vectors)
-            for left, right in ((g, x), (h, turn(x, c, -d))):
+            for left, right in ((g, x), (h, rotate_planes(x, c, -d))):
                 total = total + (s * left).flatten(1, 3).mT @ right.flatten(1, 3)
         limit = limit.index_put(chosen, 0.5 * total)
     parts = (mass[..., None], cubes[..., None], outer.flatten(2), limit.flatten(2))

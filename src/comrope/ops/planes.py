@@ -12,7 +12,7 @@ from torch import Tensor
 
 from comrope._dtypes import is_compiling_for_cpu, is_traced
 
-__all__ = ["cos_and_sin", "torque", "turn"]
+__all__ = ["cos_and_sin", "rotate_planes", "torque"]
 
 
 def cos_and_sin(phase: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ def _pairs(x: Tensor, planes: int, half: bool) -> tuple[Tensor, Tensor]:
     return x[..., 0::2], x[..., 1::2]
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, half: bool = False) -> Tensor:
+def rotate_planes(x: Tensor, cos: Tensor, sin: Tensor, half: bool = False) -> Tensor:
     """Rotate the planes of x (..., D) by angles, given as cos and sin (..., P)."""
     planes = cos.shape[-1]
     if _multiplies_complex(x, half, planes):

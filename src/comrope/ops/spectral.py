@@ -20,7 +20,7 @@ from comrope.angles import Angles, CommutingAngles
 from comrope.ops.basis import change_basis
 from comrope.ops.collinear import NoSecondDerivative, sums_over_tokens, to_commuting
 from comrope.ops.layout import halves_to_neighbours, neighbours_to_halves
-from comrope.ops.planes import cos_and_sin, torque, turn
+from comrope.ops.planes import cos_and_sin, rotate_planes, torque
 
 __all__ = ["phases", "rotate_spectral", "sum_over_axes"]
 
@@ -86,7 +86,7 @@ def rotate_spectral(
         if basis is not None:
             found = [change_basis(x.to(basis.dtype), basis) for x in found]
         options = Options(half and not reorder, inverse, tuple(x.dtype for x in vectors))
-        found = _rotate_planes(options, found, phase, cos, sin, *by_skew)
+        found = _rotate_vectors(options, found, phase, cos, sin, *by_skew)
         if reorder:
             found = [neighbours_to_halves(x) for x in found]
         return tuple(x.reshape(y.shape) for x, y in zip(found, vectors, strict=True))
@@ -100,7 +100,7 @@ class Options(NamedTuple):
     dtypes: tuple[torch.dtype, ...]  # of the outputs
 
 
-def _rotate_planes(
+def _rotate_vectors(
     options: Options, vectors: list[Tensor], phase: Tensor, cos: Tensor, sin: Tensor, *by_skew: Any
 ) -> list[Tensor]:
     """Rotate the planes of each x (B, H, G, T, D) by a phase (1 or B, H, 1, T, P)."""
@@ -110,7 +110,7 @@ def _rotate_planes(
     elif transformed or _needs_grad(phase, *vectors):
         return [*_Rotate.apply(options, phase, cos, sin, *by_skew, *vectors)]
     return [
-        turn(x.to(cos.dtype), cos, sin, options.half).to(dtype)
+        rotate_planes(x.to(cos.dtype), cos, sin, options.half).to(dtype)
         for x, dtype in zip(vectors, options.dtypes, strict=True)
     ]
 
@@ -136,7 +136,7 @@ class _Rotate(torch.autograd.Function):
         # torch.compile (2.11) silently loses the gradient of an output that is a view.
         copy = torch.compiler.is_compiling()
         return tuple(
-            turn(x.to(phase.dtype), cos, sin, options.half).to(dtype, copy=copy)
+            rotate_planes(x.to(phase.dtype), cos, sin, options.half).to(dtype, copy=copy)
             for x, dtype in zip(vectors, options.dtypes, strict=True)
         )
 
@@ -154,7 +154,7 @@ class _Rotate(torch.autograd.Function):
         if twice:  # as functions of the phase, for second derivatives
             cos, sin = phase.cos(), phase.sin()
         after, grad_after = ([x.to(phase.dtype) for x in xs] for xs in (outputs, grads))
-        grad_before = [turn(x, cos, -sin, half) for x in grad_after]
+        grad_before = [rotate_planes(x, cos, -sin, half) for x in grad_after]
         pairs = [*zip(after, grad_after, strict=True)]
         found: list[Any] = [None, None]
         found += [x.to(dtype) for x, dtype in zip(grad_before, ctx.dtypes, strict=True)]
