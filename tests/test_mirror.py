@@ -35,7 +35,7 @@ ACROSS = {
     "test_offset.py": "scores depend on offsets only: all methods",
     "test_properties.py": "properties of all methods, by random examples",
     "test_readme.py": "the commands and examples of documents",
-    "faults": "damaged and hostile files",
+    "faults": "damaged and hostile files, signals, streams, locales",
     "ops/test_free_kernel.py": "a kernel",
     "ops/test_inverse.py": "inverse rotations: all backends",
     "ops/test_kernel_operators.py": "kernels as operators of torch",

@@ -64,7 +64,6 @@ def command(monkeypatch, capfd) -> Callable[..., tuple[int, str]]:
 
     def run(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["comrope", *map(str, arguments)])
-        monkeypatch.setattr("faulthandler.enable", lambda: None)  # wants a real standard error
         with warnings.catch_warnings(), pytest.raises(SystemExit) as left:
             main()
         said = capfd.readouterr()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.toy import curve
 
+from comrope.experiments.common.errors import Interrupted
 from comrope.experiments.config import to_yaml
 
 TINY = (
@@ -90,8 +91,11 @@ def test_mistakes_are_one_line(arguments, argument, command, tmp_path):
     ("error", "code"),
     [
         (KeyboardInterrupt(), 130),
+        (Interrupted("saved", signal.SIGINT), 130),
+        (Interrupted("saved"), 143),
         (ModuleNotFoundError(name="cv2"), 2),
         (OSError(28, "No space left"), 2),
+        (UnicodeEncodeError("utf-8", "a\udce9", 1, 2, "no"), 2),
     ],
 )
 def test_what_stops_a_command_is_one_line(error, code, command, recipe, tmp_path, monkeypatch):
@@ -101,7 +105,8 @@ def test_what_stops_a_command_is_one_line(error, code, command, recipe, tmp_path
     monkeypatch.setattr("comrope.experiments.training.train.train", fail)
     found, said = command("train", recipe, "--out", tmp_path / "run")
     assert found == code
-    assert len(said.strip().splitlines()) <= 1
+    assert said.startswith("comrope: ")
+    assert len(said.strip().splitlines()) == 1
     assert (getattr(error, "name", None) or "") in said
 
 

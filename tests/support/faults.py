@@ -20,6 +20,14 @@ from safetensors.torch import load_file, save_file
 
 from comrope.experiments.common.errors import UserError
 
+# Environment of commands that import what the tests share, and use one core.
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    ),
+    "OMP_NUM_THREADS": "1",
+}
+
 
 class Trap:
     """Read back by pickle, it makes a folder."""
@@ -77,7 +85,6 @@ def called(*arguments: object) -> tuple[int, str]:
         contextlib.redirect_stderr(printed),
     ):
         patch.setattr(sys, "argv", ["comrope", *map(str, arguments)])
-        patch.setattr("faulthandler.enable", lambda: None)  # needs a real standard error
         try:
             main()
         except SystemExit as left:
@@ -101,13 +108,13 @@ def raises_line(*names: object) -> Any:
 
 class _Line(contextlib.AbstractContextManager):
     def __init__(self, names: list[str]) -> None:
-        self.names = names
+        self.names, self.text = names, ""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         assert kind is not None, f"expected an error that names {self.names}"
         if not isinstance(error, UserError):
             return False
-        text = str(error)
-        assert "\n" not in text
-        assert all(name in text for name in self.names), text
+        self.text = str(error)
+        assert "\n" not in self.text
+        assert all(name in self.text for name in self.names), self.text
         return True

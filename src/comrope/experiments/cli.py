@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 import comrope
 from comrope.experiments import cli_results
+from comrope.experiments.common import interrupts
 from comrope.experiments.common.errors import Interrupted, UserError
-from comrope.experiments.common.messages import accept_any_text, one_line
+from comrope.experiments.common.messages import one_line
 
 __all__ = ["app", "main"]
 
@@ -39,7 +39,6 @@ Perturbation = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 FORMAT_WARNING = warnings.formatwarning
-INTERRUPTED = 143  # exit code of a process that SIGTERM ended
 
 
 def _print_version(wanted: bool) -> None:
@@ -337,22 +336,40 @@ def recipes_command(
 
 def main() -> None:
     """Run the command ``comrope``; print one line for errors that a user can correct."""
-    accept_any_text()
-    faulthandler.enable()  # print a traceback for crashes in native code
     warnings.filterwarnings("once", category=DeprecationWarning, module=r"comrope\.")
     warnings.formatwarning = _format_warning
     try:
-        app()
+        code = _run()
     except UserError as error:
         _leave(f"comrope: {error}", 2)
     except Interrupted as error:
-        _leave(f"comrope: {error}", INTERRUPTED)
+        _leave(f"comrope: {error}", 128 + error.number)
     except KeyboardInterrupt:
-        _leave("comrope: stopped", 130)
+        _leave(interrupts.LINE, interrupts.STOPPED)
     except ModuleNotFoundError as error:
         _leave(f"comrope: {error.name} is not installed: pip install 'comrope[train]'", 2)
+    except UnicodeEncodeError as error:
+        wrong = ascii(error.object[error.start : error.end])
+        _leave(f"comrope: expected a name in UTF-8, got {wrong}; rename the file or folder", 2)
     except OSError as error:
         _leave(f"comrope: {error}", 2)
+    interrupts.leave(code)
+
+
+def _run() -> int:
+    """Run the command and return its exit code."""
+    try:
+        app()
+    except SystemExit as left:
+        if left.code == interrupts.STOPPED:  # typer's, of a Ctrl-C
+            raise KeyboardInterrupt from None
+        sys.stdout.flush()  # raises here, and not when Python ends
+        return int(left.code or 0)
+    except Exception as error:
+        if interrupts.received():  # a library replaced its exception
+            raise KeyboardInterrupt from error
+        raise
+    return 0
 
 
 def _format_warning(
@@ -368,9 +385,8 @@ def _format_warning(
     return FORMAT_WARNING(message, category, filename, lineno, line)
 
 
-def _leave(message: str, code: int) -> None:
-    print(one_line(message), file=sys.stderr, flush=True)
-    sys.exit(code)
+def _leave(message: str, code: int) -> NoReturn:
+    interrupts.leave(code, one_line(message))
 
 
 def _root(data: str | None) -> dict[str, str]:

@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from queue import Empty
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
+from comrope.experiments.common import interrupts
 from comrope.experiments.common.console import progress_bar, say
 from comrope.experiments.common.errors import Interrupted, UserError
 from comrope.experiments.config import Config
@@ -164,24 +167,46 @@ def _in_processes(runs: list[Run], places: list[Slot], progress: bool) -> list[s
         context.Process(target=_work, args=(slot, queues, os.getpid(), len(places)), daemon=False)
         for slot in places
     ]
-    for worker in workers:
-        worker.start()
+    stopped = False
 
-    def stop(number: int, _: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        if stopped:
+            if number == signal.SIGINT:
+                interrupts.interrupt(number, frame)  # without waiting for the runs
+            return
+        stopped = True
         for worker in workers:
             if worker.is_alive():
                 worker.terminate()
-        raise Interrupted("stopped; the runs have saved themselves, the same command continues")
+        raise Interrupted(
+            "stopped; the runs have saved themselves, the same command continues", number
+        )
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        _start(workers)
         return _collect(runs, workers, queues, progress)
     finally:
         queues.complete.value = 1
+        try:
+            for worker in workers:
+                if worker.pid is not None:
+                    worker.join()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _start(workers: list[Any]) -> None:
+    """Start processes that a terminal's Ctrl-C does not reach: this one passes it on."""
+    resource_tracker.ensure_running()  # it would unblock what is blocked below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         for worker in workers:
-            worker.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            worker.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _collect(runs: list[Run], workers: list[Any], queues: Queues, progress: bool) -> list[str]:
@@ -219,7 +244,6 @@ def _work(slot: Slot, queues: Queues, parent: int, workers: int) -> None:
         names = visible.split(",") if visible else [str(i) for i in range(slot.gpu + 1)]
         os.environ["CUDA_VISIBLE_DEVICES"] = names[slot.gpu]
     torch.set_num_threads(slot.threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent passes it on
     threading.Thread(target=_stop_without, args=(parent,), daemon=True).start()
     while True:
         complete = queues.complete.value  # read first: what was put before it arrives in time

@@ -1,13 +1,10 @@
-"""Messages: short values, one line, any stream."""
+"""Messages: short values, one line."""
 
 from __future__ import annotations
 
-import io
-import sys
-
 import pytest
 
-from comrope.experiments.common.messages import accept_any_text, name_shown, one_line, shown
+from comrope.experiments.common.messages import name_shown, one_line, shown
 
 
 @pytest.mark.parametrize(
@@ -36,14 +33,3 @@ def test_one_line():
     assert one_line("\n a\r\n\n  b\t\n") == "a b"
     assert one_line("é \x1b[31m \udcff \u202fx") == "é \\x1b[31m \\udcff \\u202fx"
     assert len(one_line("x" * 10**6)) < 1000
-
-
-def test_characters_that_a_stream_does_not_have_are_escaped(monkeypatch):
-    content = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, "ascii", "strict"))
-    monkeypatch.setattr(sys, "stderr", None)  # a closed stream
-    accept_any_text()
-    print("é\udcff–", flush=True)
-    assert content.getvalue() == b"\\xe9\\udcff\\u2013\n"
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    accept_any_text()

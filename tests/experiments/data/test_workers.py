@@ -33,7 +33,7 @@ from comrope.experiments.data.datasets import ClipDataset, collate_images
 from comrope.experiments.data.holdout import held_out
 from comrope.experiments.data.images import CachedImages, Digits
 from comrope.experiments.data.videos import CachedVideos, Videos
-from comrope.experiments.data.workers import create_loader, end, start
+from comrope.experiments.data.workers import create_loader, create_pool, end, start
 
 pytestmark = [
     pytest.mark.usefixtures("server"),
@@ -207,6 +207,14 @@ def test_a_signal_to_all_processes_of_a_job_ends_no_loading_process():
     assert process.exitcode == 0
 
 
+def test_a_pool_is_ended_by_its_process_and_not_by_a_terminal():
+    """A process that got Ctrl-C would print a traceback."""
+    with create_pool(1) as pool:
+        blocked = pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, []))
+    assert signal.SIGINT in blocked
+    assert signal.SIGTERM not in blocked
+
+
 def processes_of(main: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(main.pid).children(recursive=True)
 
@@ -259,7 +267,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(number, when, tmp_path):
     printed = output.read_text()
     if number == "SIGKILL":
         return
-    assert main.returncode == (143 if when == "training" else 130)
+    assert main.returncode == 128 + signal.Signals[number]
     assert "Traceback" not in printed
     assert "Exception ignored" not in printed
     if when == "training":

@@ -135,7 +135,7 @@ class _Wait:
 
     def _check_received(self) -> None:
         if self.received:
-            raise Interrupted(f"stopped waiting; {self._rest()}")
+            raise Interrupted(f"stopped waiting; {self._rest()}", self.received[0])
 
     def _rest(self) -> str:
         """Return what continues without this command, and what does not."""

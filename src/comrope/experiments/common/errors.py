@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 __all__ = ["Interrupted", "UserError"]
 
 
@@ -10,4 +12,13 @@ class UserError(Exception):
 
 
 class Interrupted(Exception):
-    """A run received a signal to stop; its state is saved and it can be resumed."""
+    """A run received a signal to stop; its state is saved and it can be resumed.
+
+    Args:
+        message: What was stopped, and how it continues.
+        number: The signal, for the exit code.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
+        super().__init__(message)
+        self.number = int(number)

@@ -1,13 +1,11 @@
-"""Messages: values in them, one line for each, and any text on any standard stream."""
+"""Messages: values in them, and one line for each."""
 
 from __future__ import annotations
 
-import io
 import reprlib
-import sys
 from typing import Any
 
-__all__ = ["accept_any_text", "name_shown", "one_line", "shown"]
+__all__ = ["name_shown", "one_line", "shown"]
 
 LONGEST = 900  # characters of a message
 _repr = reprlib.Repr()
@@ -33,10 +31,3 @@ def one_line(text: str) -> str:
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-def accept_any_text() -> None:
-    """Print characters that a stream's encoding does not have as escapes, in any locale."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")

@@ -7,8 +7,6 @@ another image format) and its class, ``key.cls``.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.archives import read_members, read_part
 from comrope.experiments.data.files import shown
 from comrope.experiments.data.pictures import SUFFIXES, decode
-from comrope.experiments.data.workers import start_server
+from comrope.experiments.data.workers import create_pool
 
 __all__ = ["Shards", "split_names"]
 
@@ -51,9 +49,7 @@ class Shards:
                 f"data.root: no shards of split {split!r} in {root}; expected *{split}*.tar or "
                 f"{split}/*.tar"
             )
-        start_server()
-        context = multiprocessing.get_context("forkserver")
-        with context.Pool(min(os.cpu_count() or 1, len(self.paths))) as pool:
+        with create_pool(len(self.paths)) as pool:
             indexed = pool.map(_index, self.paths)
         self.keys = [key for keys, _ in indexed for key in keys]
         self.shard = np.repeat(np.arange(len(self.paths)), [len(keys) for keys, _ in indexed])

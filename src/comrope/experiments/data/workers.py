@@ -12,21 +12,27 @@ import multiprocessing.util
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.pool import Pool
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["create_loader", "end", "signals_delayed", "start", "start_server"]
+from comrope.experiments.common.errors import UserError
+
+__all__ = ["create_loader", "create_pool", "end", "signals_delayed", "start", "start_server"]
 
 PACKAGE = __name__.partition(".")[0]
 PRELOAD = ("timm.data",)  # imported by the server, in addition to this package's used modules
 WATCH_SECONDS = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CAN_WAIT = hasattr(signal, "sigtimedwait")  # macOS cannot
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # folders for sockets
+LONGEST = 70  # bytes of such a folder: names of sockets have 103 to 107, and 32 are added
 
 
 def start_server(workers: int = 1) -> None:
@@ -37,6 +43,7 @@ def start_server(workers: int = 1) -> None:
     """
     if not workers:
         return
+    _choose_socket_folder()
     own = [name for name in sorted(sys.modules) if name.startswith(f"{PACKAGE}.")]
     forkserver.set_forkserver_preload([*PRELOAD, *own])
     resource_tracker.ensure_running()  # it would unblock what is blocked below
@@ -47,6 +54,30 @@ def start_server(workers: int = 1) -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _choose_socket_folder() -> None:
+    """Let multiprocessing place its sockets in a short folder, if that for temporary files is long.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= LONGEST:
+        return
+    for folder in SHORT:
+        tempfile.tempdir = folder
+        try:
+            multiprocessing.util.get_temp_dir()  # created once, and then used by all processes
+            return
+        except OSError:
+            pass
+        finally:
+            tempfile.tempdir = usual
+    raise UserError(
+        f"TMPDIR: {usual} is too long for the sockets of loading processes; expected at most "
+        f"{LONGEST} bytes. Set a shorter one, or data.workers=0"
+    )
 
 
 class LoadingProcess(ForkServerProcess):
@@ -69,6 +100,14 @@ class LoadingContext(ForkServerContext):
     Process = LoadingProcess
 
 
+class PoolProcess(ForkServerProcess):
+    """A process of a pool: it ends with SIGTERM, when the pool does, but not with Ctrl-C."""
+
+
+class PoolContext(ForkServerContext):
+    Process = PoolProcess
+
+
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -86,11 +125,22 @@ def _unblock_signals(_: Any) -> None:
     process = multiprocessing.current_process()
     from_server = forkserver.get_inherited_fds() is not None
     if from_server and not isinstance(process, LoadingProcess):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        numbers = (signal.SIGTERM,) if isinstance(process, PoolProcess) else SIGNALS
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 # The server imports this module; the processes that it forks call the function before their work.
 multiprocessing.util.register_after_fork(_unblock_signals, _unblock_signals)
+
+
+def create_pool(processes: int) -> Pool:
+    """Return a pool of processes that have imported what this one has.
+
+    Args:
+        processes: Their number, at most one per CPU.
+    """
+    start_server()
+    return PoolContext().Pool(min(processes, os.cpu_count() or 1))
 
 
 def create_loader(

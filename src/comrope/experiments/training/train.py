@@ -8,10 +8,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from accelerate import Accelerator
 
+from comrope.experiments.common import interrupts
 from comrope.experiments.common.console import machine, peak_memory, say
 from comrope.experiments.common.distributed import broadcast, create_accelerator
 from comrope.experiments.common.errors import Interrupted, UserError
@@ -79,10 +81,10 @@ def train(config: Config, out: Path, *, progress: bool = True) -> dict[str, Any]
             trainer.fit()
             outcome = trainer.finish()
         except Interrupted as stopped:
-            raise Interrupted(f"{out}: {stopped}") from None
+            raise Interrupted(f"{out}: {stopped}", folder.stop or signal.SIGTERM) from None
         result = _write(trainer, folder, outcome)
     if folder.stop is not None:  # too late for this run, but it stops later runs
-        raise Interrupted(f"{out}: finished, then stopped by a signal")
+        raise Interrupted(f"{out}: finished, then stopped by a signal", folder.stop)
     return result
 
 
@@ -150,9 +152,9 @@ class RunFolder:
     def stopped_by_signals(self) -> Iterator[None]:
         """Stop after the current step on SIGTERM or Ctrl-C; immediately on a second Ctrl-C."""
 
-        def ask(number: int, _: Any) -> None:
+        def ask(number: int, frame: FrameType | None) -> None:
             if self.stop is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
+                interrupts.interrupt(number, frame)
             self.stop = number
 
         if threading.current_thread() is not threading.main_thread():
