@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
-
 from comrope.experiments.runs.directory import LOG
 from comrope.experiments.runs.log import Log, read_log
 
@@ -18,7 +14,6 @@ def test_records_have_their_values_and_a_time(tmp_path):
     log = Log(tmp_path, resume_from=0)
     log.write("train", step=1, loss=0.5)
     log.write("evaluation", step=1, epoch=1, top1=90.0, note="text")
-    log.close()
     first, second = read_log(tmp_path / LOG)
     assert first.pop("time") <= second.pop("time")
     assert first == {"event": "train", "step": 1, "loss": 0.5}
@@ -35,10 +30,8 @@ def test_steps_that_a_resume_repeats_are_dropped(tmp_path):
     log = Log(tmp_path, resume_from=0)
     for step in range(1, 6):
         log.write("train", step=step, loss=1.0)
-    log.close()
     log = Log(tmp_path, resume_from=3)
     log.write("train", step=4, loss=1.0)
-    log.close()
     train = [("train", step) for step in (1, 2, 3)]
     assert steps(tmp_path) == [*train, ("resumed", 3), ("train", 4)]
 
@@ -46,31 +39,6 @@ def test_steps_that_a_resume_repeats_are_dropped(tmp_path):
 def test_a_line_that_a_kill_cut_off_is_no_record(tmp_path):
     log = Log(tmp_path, resume_from=0)
     log.write("train", step=1, loss=1.0)
-    log.close()
     with (tmp_path / LOG).open("a") as file:
         file.write('{"event": "train", "st')
     assert steps(tmp_path) == [("train", 1)]
-
-
-def test_tensorboard_has_the_numbers(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    log = Log(tmp_path, resume_from=0)
-    for step in (1, 2):
-        log.write("train", step=step, loss=1 / step, note="text")
-    log.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert events.Tags()["scalars"] == ["train/loss"]
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
-
-
-def test_a_folder_that_tensorboard_cannot_name_has_a_log(tmp_path, capfd):
-    """As on a command line in a locale without UTF-8."""
-    folder = tmp_path / os.fsdecode(b"\xe9")
-    folder.mkdir()
-    log = Log(folder, resume_from=0)
-    log.write("train", step=1, loss=0.5)
-    log.close()
-    assert steps(folder) == [("train", 1)]
-    assert "TensorBoard" in capfd.readouterr().err

@@ -12,6 +12,7 @@ from comrope._json import COUNT, NUMBER, TEXT, Entries
 from comrope.experiments.common.console import now, say
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.files import write_text
+from comrope.experiments.runs.board import Board
 from comrope.experiments.runs.directory import LOG
 
 __all__ = ["Log", "read_log"]
@@ -40,20 +41,18 @@ class Log:
             kept = [r for r in read_log(self.path) if r.get("step", 0) <= resume_from]
             kept.append({"event": "resumed", "step": resume_from, "time": now()})
             write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
-        self.writer = _tensorboard(folder / "tensorboard", resume_from)
+        self.board = Board(folder / "tensorboard", resume_from=resume_from)
 
     def write(self, event: str, **values: Any) -> None:
         record = {"event": event, **values, "time": now()}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        if self.writer is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and name != "step":
-                    self.writer.add_scalar(f"{event}/{name}", value, values.get("step", 0))
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        scalars = {
+            f"{event}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and name != "step"
+        }
+        self.board.add(values.get("step", 0), scalars)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -84,15 +83,3 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record
-
-
-def _tensorboard(folder: Path, resume_from: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    try:
-        return SummaryWriter(str(folder), purge_step=resume_from + 1)
-    except UnicodeEncodeError:  # TensorBoard requires paths in UTF-8
-        say(f"{folder}: has characters that TensorBoard cannot encode in this locale; no files")
-        return None

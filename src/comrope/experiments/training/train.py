@@ -213,7 +213,6 @@ def _write(trainer: Trainer, folder: RunFolder, outcome: Outcome) -> dict[str, A
         assert folder.records is not None
         result = _summary(trainer, folder, outcome)
         folder.log("result", step=trainer.step, **result)
-        folder.records.close()
         write_finished(folder.out, folder.config, outcome.weights, result)
     trainer.accelerator.wait_for_everyone()
     return result
