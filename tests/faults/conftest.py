@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.faults import copy_of
-from support.runs import tiny
+from support.runs import stop_after, tiny, weights
+from support.toy import curve
 
 from comrope.experiments.config import Config
 from comrope.experiments.training.train import train
@@ -37,3 +38,13 @@ def trained(digits, tmp_path_factory) -> Path:
 def run(trained, tmp_path) -> Path:
     """A copy of it."""
     return copy_of(trained, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A run that stopped after step 10 of 16, and the weights of one that did not."""
+    folder = tmp_path_factory.mktemp("stopped")
+    config = curve(train__checkpoint_every=5)
+    train(config, folder / "whole", progress=False)
+    stop_after(10, config, folder / "run")
+    return folder / "run", weights(folder / "whole")

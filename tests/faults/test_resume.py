@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.faults import change_weights, copy_of, pickled, raises_line
-from support.runs import same, stop_after, weights
+from support.runs import same, weights
 from support.toy import curve
 
 from comrope.experiments.runs.directory import LOG
@@ -45,16 +45,6 @@ LOGS = {
     ),
     "a list": (b'[{"event": "train"}]\n', 1),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A run that stopped after step 10 of 16, and the weights of one that did not."""
-    folder = tmp_path_factory.mktemp("stopped")
-    config = curve(train__checkpoint_every=5)
-    train(config, folder / "whole", progress=False)
-    stop_after(10, config, folder / "run")
-    return folder / "run", weights(folder / "whole")
 
 
 @pytest.mark.parametrize("how", LOGS)

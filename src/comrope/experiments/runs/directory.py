@@ -87,7 +87,16 @@ def check_run_dir(config: Config, out: Path) -> None:
     if not out.exists() or all(path.name.startswith(".") for path in out.iterdir()):
         return  # an interrupted first write leaves a hidden file
     if not (out / CONFIG).is_file():
-        raise UserError(f"out: {out} holds something else than a run; nothing was changed")
+        parts = [part for part in ("checkpoints", LOG, WEIGHTS, RESULT) if (out / part).exists()]
+        if parts:
+            raise UserError(
+                f"out: {out} has {', '.join(parts)} of a run, but no {CONFIG}; nothing was "
+                f"changed. Restore {CONFIG}, or choose another folder"
+            )
+        raise UserError(
+            f"out: {out} holds something else than a run; nothing was changed. Choose another "
+            "folder"
+        )
     if not (out / RESULT).exists() and not any((out / "checkpoints").glob("step-*")):
         return  # it stopped before its first checkpoint
     if different := differences(config, *read_config(out)):

@@ -7,6 +7,7 @@ used.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -93,14 +94,14 @@ def save(
         commit_directory(temporary, target)  # target exists after a resume from an earlier step
     except (OSError, SafetensorError) as error:  # a full disk raises either
         shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f"checkpoint {target} cannot be written ({error}); earlier ones are unchanged"
-        ) from None
+        rest = "earlier ones are unchanged" if _steps(folder) else "there is no earlier one"
+        raise UserError(f"checkpoint {target} cannot be written ({error}); {rest}") from None
     found = _steps(folder)
     for other, path in found.items():
         # Later checkpoints are from before a resume at an earlier step.
         if other > step or other in sorted(s for s in found if s <= step)[:-keep]:
-            remove(path)
+            with contextlib.suppress(FileNotFoundError):  # someone else removed it
+                remove(path)
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from comrope.experiments.common import interrupts
 from comrope.experiments.common.console import machine, peak_memory, say
 from comrope.experiments.common.distributed import broadcast, create_accelerator
 from comrope.experiments.common.errors import Interrupted, UserError
+from comrope.experiments.common.files import write_text
 from comrope.experiments.common.memory import shortage_reported
-from comrope.experiments.config import Config, runtime
+from comrope.experiments.config import CONFIG, Config, runtime
 from comrope.experiments.data.workers import start_server
 from comrope.experiments.runs.directory import (
     LOCK,
@@ -111,6 +113,7 @@ class RunFolder:
         self.stop: int | None = None  # the received signal
         self.records: Log | None = None
         self.config = ""  # the text of its file
+        self.owner = secrets.token_hex(8)  # the content of our lock
 
     def should_stop(self, step: int) -> bool:
         """Return whether this process received a signal to stop."""
@@ -119,12 +122,14 @@ class RunFolder:
     def checkpoint(self, state: Snapshot) -> None:
         """Write a checkpoint."""
         if self.is_main:
+            self.check_folder()
             folder = self.out / "checkpoints"
             checkpoint.save(folder, state.step, state.parts, state.values, keep=self.keep)
 
     def log(self, event: str, **values: Any) -> None:
         """Write a record to the log."""
         assert self.records is not None
+        self.check_folder()
         self.records.write(event, **values)
 
     def open(self, config: Config, *, step: int) -> None:
@@ -141,12 +146,32 @@ class RunFolder:
             yield
             return
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / LOCK).open("w", encoding="utf-8") as file:
+        with (self.out / LOCK).open("a", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"out: another process is training in {self.out}") from None
+            file.truncate(0)
+            file.write(self.owner)
+            file.flush()
             yield
+
+    def check_folder(self) -> None:
+        """Raise if the folder was removed, or another process trains in a new one of its name."""
+        if not self.out.is_dir():
+            raise UserError(
+                f"out: {self.out} was removed during training, with its checkpoints; the same "
+                "command trains from the beginning"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            owner = (self.out / LOCK).read_text(encoding="utf-8", errors="replace")
+            if owner not in ("", self.owner):
+                raise UserError(
+                    f"out: {self.out} was removed during training, and another process trains in "
+                    "a new folder of this name; nothing was changed. Choose another folder"
+                )
+        if self.config and not (self.out / CONFIG).exists():
+            write_text(self.out / CONFIG, self.config)
 
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
