@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.faults import raises_line
-from support.images import open_folder, picture, write_folder
+from support.images import config_for, open_folder, picture, write_folder
 
 from comrope.experiments.common.errors import UserError
+from comrope.experiments.runs.directory import read_result
+from comrope.experiments.training.train import train
+from comrope.experiments.training.verify import verify_run
 
 # Links
 
@@ -130,3 +134,14 @@ def test_classes_that_differ_in_case_only_have_one_order(tmp_path):
     (source,) = open_folder(root, ["train"], num_classes=5)
     found = {Path(source.name(i)).parent.name: source.load(i)[1] for i in range(len(source))}
     assert found == {"CAT": 0, "Cat": 1, "cAT": 2, "cat": 3, "dog": 4}
+
+
+def test_names_of_classes_that_are_no_text_are_stored_as_escapes(tmp_path):
+    """As of archives from systems without UTF-8; a result that has them could not be read."""
+    root = write_folder(tmp_path / "data", {})
+    for split in ("train", "val"):
+        (root / split / "cat").rename(root / split / os.fsdecode(b"caf\xe9"))
+    fields = {"train__epochs": 1, "train__batch_size": 2, "evaluate__every": 0}
+    train(config_for(root, data__name="folder", **fields), tmp_path / "run", progress=False)
+    assert read_result(tmp_path / "run")["classes"] == ["'caf\\udce9'", "dog"]
+    verify_run(tmp_path / "run")

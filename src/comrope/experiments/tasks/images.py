@@ -17,6 +17,7 @@ from comrope.experiments.common.errors import UserError
 from comrope.experiments.common.messages import shown
 from comrope.experiments.common.randomness import generator
 from comrope.experiments.config import TIMM, Config
+from comrope.experiments.data import files
 from comrope.experiments.data.batches import IGNORED, Batch, Key, Validation
 from comrope.experiments.data.datasets import ImageDataset, collate_images
 from comrope.experiments.data.holdout import held_out
@@ -340,7 +341,10 @@ class ImageTask(Task):
         confusion = by_view.get(str(self.training_view.resolution), {}).get("confusion")
         if confusion is None:
             return result
-        return {**result, "classes": getattr(source, "classes", None), "confusion": confusion}
+        classes = getattr(source, "classes", None)
+        if classes is not None:  # names of folders may have any bytes
+            classes = [files.shown(name) for name in classes]
+        return {**result, "classes": classes, "confusion": confusion}
 
     def format_view(self, name: str) -> str:
         return f"{name} px" if name.isdigit() else name
