@@ -187,3 +187,20 @@ def test_attention_that_uses_more_than_scores_gets_its_own_gradient():
         layer(x, positions, attend=attend).tanh().sum(), layer.rope.method.P
     )
     assert relative_error(wrong, expected) > 1e-3
+
+
+@pytest.mark.parametrize("init", ["zeros", "normal"])
+@pytest.mark.parametrize(
+    "options", [{"shared_heads": True}, {"shared_theta": True}, {"block_size": 3}]
+)
+def test_gradients_of_whole_models(options, init):
+    """All layers at once, against the reference implementation of every layer."""
+    sizes = {"embed_dim": 36, "num_heads": 2} if "block_size" in options else {}
+    model = nano(position="comrope-ld", init=init, **sizes, **options).double()
+    x, wanted = image(), [*model.parameters()]
+    got = torch.autograd.grad(model(x).square().sum(), wanted)
+    for block in model.blocks:
+        block.attn.rope.backend = "reference"
+    expected = torch.autograd.grad(model(x).square().sum(), wanted)
+    for a, b in zip(got, expected, strict=True):
+        assert relative_error(a, b) < 1e-9

@@ -69,7 +69,10 @@ def rotate_spectral(
     assert isinstance(angles, CommutingAngles)
     with no_autocast(positions.device):
         places = -positions.to(dtype) if inverse else positions.to(dtype)
-        phase = phases(places, angles.frequencies.flatten(2))
+        frequencies = angles.frequencies.flatten(2)
+        if frequencies.stride(1) == 0 and angles.collinear is None:  # shared by all heads
+            frequencies = frequencies[:, :1]
+        phase = phases(places, frequencies)
         with torch.no_grad():
             cos, sin = cos_and_sin(phase)
         by_skew: tuple[Any, ...] = (None, None, None, None)
