@@ -203,3 +203,19 @@ def test_wrong_positions():
         with raises_for("positions"):
             model(tokens, wrong.double())
     assert model.context == CONTEXT
+
+
+@pytest.mark.parametrize(("given", "meant"), [("none", "heads"), ("layers", "both")])
+def test_the_option_of_rotations_is_the_same_as_sharing_heads(given, meant, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = nano(share_rotations=given, shared_heads=True)
+    torch.manual_seed(0)
+    other = nano(share_rotations=meant)
+    assert model.arguments() == other.arguments()
+    tokens = torch.randint(9, (2, 5))
+    assert torch.equal(model(tokens), other(tokens))
+    old = {**model.arguments(), "share_rotations": given, "shared_heads": True}
+    monkeypatch.setattr(model, "_given", old)  # as older versions saved it
+    model.save_pretrained(tmp_path)
+    assert "shared_heads" in (tmp_path / "config.json").read_text()
+    assert torch.equal(GPT.from_pretrained(tmp_path)(tokens), model(tokens))

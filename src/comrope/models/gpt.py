@@ -24,6 +24,7 @@ __all__ = ["GPT", "SIZES", "create_gpt"]
 
 POSITIONS = (*METHODS, "none")
 SHARED = ("none", "heads", "layers", "both")
+WITH_HEADS = {"none": "heads", "layers": "both"}
 TEMPERATURES = ("constant", "log")
 SIZES: dict[str, dict[str, int]] = {  # "nano" and "micro" are for a CPU
     "gpt_nano": {"depth": 4, "embed_dim": 128, "num_heads": 4},
@@ -51,7 +52,8 @@ class GPT(CausalModel):
         rotate_values: Rotate values too, and the outputs of attention back. Outputs then depend on
             the positions of values relative to the query.
         share_rotations: Which parts of the model share their learned rotations: ``"none"``,
-            ``"heads"``, ``"layers"`` or ``"both"``.
+            ``"heads"``, ``"layers"`` or ``"both"``. ``shared_heads=True``, the option of
+            ``RotaryEmbedding``, adds the heads to it.
         attention_temperature: ``"constant"``, or ``"log"``: beyond ``context``, queries grow with
             the logarithm of the number of visible tokens (see ``log_temperature``).
         block_size, init: As in ``RotaryEmbedding``; ``init`` is a name, so that it can be saved.
@@ -89,9 +91,11 @@ class GPT(CausalModel):
     ) -> None:
         given = locals()
         super().__init__()
-        self.note_arguments(given, rotary_options)
         _checks.one_of("position", position, POSITIONS)
         _checks.one_of("share_rotations", share_rotations, SHARED)
+        if _checks.boolean("shared_heads", rotary_options.pop("shared_heads", False)):
+            share_rotations = WITH_HEADS.get(share_rotations, share_rotations)
+        self.note_arguments({**given, "share_rotations": share_rotations}, rotary_options)
         check_rotation(
             position,
             init=init,
