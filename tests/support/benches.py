@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 TINY = Setting(
     device=CPU, dtype=torch.float32, rounds=2, compile=False, batch=2, size="small", depth=1,
     grid=(2, 2), llama_tokens=8, llama_heads=2, llama_key_heads=1, llama_head_dim=16, copied_mib=1,
-    language=suites.PRESETS["small"].sizes["language"],
+    language=suites.PRESETS["small"].sizes["language"], gpt=suites.PRESETS["small"].sizes["gpt"],
 )  # fmt: skip
 
 

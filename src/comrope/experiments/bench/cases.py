@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, N axes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ class Setting:
     llama_key_heads: int
     llama_head_dim: int
     language: dict[str, int]  # sizes of the language model, by the names of its configuration
+    gpt: dict[str, Any]  # of comrope's: "name", "depth", "vocab_size", "context" and "batch"
     copied_mib: int  # memory copied by the reference row of rotations, larger than caches
 
     @property

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from comrope.experiments.bench.cases import Setting
+from comrope.experiments.bench.gpt import gpt
 from comrope.experiments.bench.language import llama_block, llama_model
 from comrope.experiments.bench.networks import attention, vit
 from comrope.experiments.bench.report import described_machine, print_tables, write
@@ -37,6 +38,7 @@ SUITES: dict[str, tuple[Callable[[Setting], Part], ...]] = {
     "vit": (vit,),
     "llama": (llama_rotation, llama_block),
     "language": (llama_model,),
+    "gpt": (gpt,),
     "liere": (liere,),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,6 +70,12 @@ def _language(
     }
 
 
+def _gpt(name: str, *, depth: int, vocabulary: int, context: int, batch: int) -> dict[str, Any]:
+    """Return the sizes of a GPT with a name of ``comrope.models.gpt.SIZES``."""
+    sizes = {"depth": depth, "vocab_size": vocabulary, "context": context}
+    return {"name": name, **sizes, "batch": batch}
+
+
 PRESETS = {
     "small": Preset(
         batch=2,
@@ -82,6 +90,7 @@ PRESETS = {
             "llama_key_heads": 2,
             "llama_head_dim": 32,
             "language": _language(width=64, depth=2, heads=4, vocabulary=128, tokens=32),
+            "gpt": _gpt("gpt_nano", depth=2, vocabulary=128, context=32, batch=4),
             "copied_mib": 64,
         },
     ),
@@ -98,6 +107,7 @@ PRESETS = {
             "llama_key_heads": 8,
             "llama_head_dim": 128,
             "language": _language(width=2048, depth=16, heads=32, vocabulary=32000, tokens=4096),
+            "gpt": _gpt("gpt_small", depth=12, vocabulary=50257, context=1024, batch=16),
             "copied_mib": 1024,
         },
     ),
