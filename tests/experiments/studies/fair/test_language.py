@@ -1,20 +1,17 @@
-"""The study of language models: its rows, pairs and figures, from kept results and made-up ones."""
+"""The study of language models: its rows, table and measurement."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from support.language_results import made_up_results
 from support.studies import plan_of
 
-from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive, load_recipe
 from comrope.experiments.studies.fair import language
-from comrope.experiments.studies.fair.language import METRIC, STUDY, SUFFIX, VALUES
-from comrope.experiments.studies.tables import row_name, spread
+from comrope.experiments.studies.fair.language import STUDY
+from comrope.experiments.studies.fair.language_pairs import SUFFIX, VALUES
 from comrope.experiments.tasks import task_of
-from comrope.experiments.tasks.token_scores import position_edges
-
-SHARE = "model.rotated_share"
 
 
 def test_every_rotation_has_a_row_with_rotated_values():
@@ -30,65 +27,13 @@ def test_every_rotation_has_a_row_with_rotated_values():
     assert len({tuple(map(str, fields.values())) for fields in by_name.values()}) == len(by_name)
 
 
-def made_up(method: str, label: str, bits: float, **fields: object) -> dict:
-    views, seeds = ("256", "1024"), (0, 1, 2)
-    positions = [1.0] * (len(position_edges(1024)) - 1)
-    runs = [
-        {
-            "seed": seed,
-            METRIC: dict.fromkeys(views, bits + 0.01 * seed * (1 + bits % 1)),
-            "figures": {view: {"bits_by_position": positions} for view in views},
-        }
-        for seed in seeds
-    ]
-    return {
-        "method": method,
-        "label": label,
-        "finetuned": False,
-        "fields": fields,
-        "runs": runs,
-        METRIC: {view: spread([run[METRIC][view] for run in runs]) for view in views},
-        "wavelengths": {str(q): spread([1.0, 1.0, 1.0]) for q in language.QUANTILES},
-        "scaled": {name: spread([1.0, 1.0, 1.0]) for name in ("NTK", "YaRN")},
-    }
-
-
-def results() -> dict:
-    return {
-        "data": "made up",
-        "recipe": {"language": {"context": 256}},
-        "rows": [
-            {**made_up("none", "", 3.0), "wavelengths": {}},
-            made_up("rope", "RoPE, base 10,000", 2.3, **{"model.base": 1e4}),
-            made_up("rope", "RoPE, base 60", 2.2, **{"model.base": 60.0}),
-            made_up("rope", "p-RoPE", 2.25, **{"model.base": 1e4, SHARE: 0.75}),
-            made_up("comrope-ld", "LD", 2.1, **{"model.base": 60.0}),
-            made_up("rope", "RoPE, base 60" + SUFFIX, 2.0, **{"model.base": 60.0, VALUES: True}),
-            made_up("comrope-ld", "LD" + SUFFIX, 2.05, **{"model.base": 60.0, VALUES: True}),
-        ],
-    }
-
-
-def test_rows_are_compared_with_the_searched_base_and_with_themselves_without_values():
-    pairs = [(row_name(mine), row_name(other)) for mine, other in language._pairs(results())]
-    assert pairs == [
-        ("RoPE, base 10,000", "RoPE, base 60"),
-        ("p-RoPE", "RoPE, base 60"),
-        ("LD", "RoPE, base 60"),
-        ("LD" + SUFFIX, "RoPE, base 60" + SUFFIX),
-        ("RoPE, base 60" + SUFFIX, "RoPE, base 60"),
-        ("LD" + SUFFIX, "LD"),
-    ]
-
-
-def test_fewer_bits_are_better_in_the_table(tmp_path):
-    lines = STUDY.table(results()).splitlines()
+def test_fewer_bits_are_better_in_the_table():
+    lines = STUDY.table(made_up_results()).splitlines()
     (better,) = [line for line in lines if line.startswith("| LD | RoPE, base 60 |")]
     (worse,) = [line for line in lines if line.startswith("| RoPE, base 10,000 | RoPE")]
     assert better.count("better") == 2
     assert "-0.1" in better
     assert worse.count("worse") == 2
-    save(STUDY.figure(results()), tmp_path / "figure.png")
 
 
 @pytest.mark.parametrize("position", ["rope", "none"])

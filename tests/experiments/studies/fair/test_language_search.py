@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from support.studies import plan_of
 
 from comrope.experiments.common.figures import save
 from comrope.experiments.config import decisive
-from comrope.experiments.studies.fair.language import METRIC, SCALES
-from comrope.experiments.studies.fair.language_search import BASES, HELD_OUT, RATE, STUDY, best
+from comrope.experiments.studies.fair.language import SCALES
+from comrope.experiments.studies.fair.language_pairs import METRIC
+from comrope.experiments.studies.fair.language_search import (
+    BASES,
+    FEWER,
+    HELD_OUT,
+    RATE,
+    RATES,
+    STUDY,
+    best,
+)
 from comrope.experiments.studies.study import packaged
 from comrope.experiments.studies.tables import spread
 
@@ -25,11 +35,15 @@ ROWS = [
 ]
 
 
-def test_the_trials_have_held_out_text_and_every_base_and_rate():
-    plan = plan_of("language-search", "tiny", gather=True).rows
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_the_trials_have_held_out_text_and_every_base_and_rate(preset):
+    bases, rates = FEWER.get(preset, (BASES, RATES))
+    plan = plan_of("language-search", preset, gather=True).rows
     fields = [decisive(configs[0]) for configs in plan.values()]
     assert {each["data.holdout"] for each in fields} == {HELD_OUT}
-    assert [f["model.base"] for f in fields if f["model.position"] == "rope"] == [*BASES]
+    assert [f["model.base"] for f in fields if f["model.position"] == "rope"] == [*bases]
+    learned = [f for f in fields if f["model.position"] != "rope"]
+    assert {f.get(RATE, 1.0) for f in learned} == {*rates}
     assert len({tuple(map(str, each.values())) for each in fields}) == len(fields)
 
 
@@ -41,7 +55,9 @@ def test_the_trial_with_the_fewest_bits_is_the_best(tmp_path):
 
 
 def test_stored_settings_are_of_rows_that_exist():
-    names = {row.name for row in plan_of("language", "tiny", gather=True).rows}
     stored = packaged("fair/language.yaml")
-    assert {scale.recipe for scale in SCALES.values()} >= {*stored}
-    assert names >= {*stored["language"]["rates"]}
+    presets = {scale.recipe: preset for preset, scale in SCALES.items() if preset != "demo"}
+    assert {*presets} >= {*stored}
+    for recipe, found in stored.items():
+        names = {row.name for row in plan_of("language", presets[recipe], gather=True).rows}
+        assert names >= {*found["rates"]}

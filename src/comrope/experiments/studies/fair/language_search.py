@@ -9,14 +9,13 @@ import yaml
 from comrope.experiments.common.figures import new_figure, style_of
 from comrope.experiments.config import Config
 from comrope.experiments.studies.fair.language import (
-    BASE,
     DEMO,
-    METRIC,
     SCALES,
     learned_rows,
     rope_row,
     searched,
 )
+from comrope.experiments.studies.fair.language_pairs import BASE, METRIC
 from comrope.experiments.studies.study import Preset, Results, Row, Study
 from comrope.experiments.studies.tables import format_mean, markdown_table, row_name
 
@@ -25,6 +24,7 @@ __all__ = ["STUDY", "best"]
 HELD_OUT = 0.1  # share of the training documents
 BASES = (4.0, 8.0, 16.0, 60.0, 250.0, 1000.0, BASE)
 RATES = (1.0, 3.0, 10.0, 30.0)
+FEWER = {"small": ((16.0, 60.0, 250.0, 1000.0, BASE, 1e5), (0.2, 1.0, 5.0, 30.0))}  # by preset
 RATE = "optim.angle_lr_scale"
 
 
@@ -33,11 +33,12 @@ def rows(preset: Preset) -> list[Row]:
 
     Learned rotations start from the usual base and from the best base that is stored.
     """
+    fixed, rates = FEWER.get(preset.name, (BASES, RATES))
     bases = dict.fromkeys((BASE, searched(preset)["base"]))
     learned = [row for base in bases for row in learned_rows(base, {})]
     found = [
-        *map(rope_row, BASES),
-        *(row.with_fields({RATE: rate}) for row in learned for rate in RATES),
+        *map(rope_row, fixed),
+        *(row.with_fields({RATE: rate}) for row in learned for rate in rates),
     ]
     return [row.with_fields(DEMO) for row in found] if preset.name == "demo" else found
 
@@ -86,28 +87,42 @@ def table(results: Results) -> str:
 
 def figure(results: Results) -> Any:
     """Draw bits per byte against the base, and against the learning rate of the angles."""
-    drawing, axes = new_figure(2, width=5.4, height=4.0)
+    drawing, axes = new_figure(2, width=6.2, height=4.2)
     ropes = [row for row in results["rows"] if row["method"] == "rope"]
+    title = "base of RoPE"
     if ropes:
         points = sorted((row["fields"]["model.base"], _bits(row)) for row in ropes)
         axes[0, 0].plot(*zip(*points, strict=True), **style_of("rope"))
+        found, tried = best(results)["base"], [base for base, _ in points]
+        edge = {tried[0]: ", the smallest tried", tried[-1]: ", the largest tried"}
+        title = f"the best base is {found:,g}{edge.get(found, '')}"
+    axes[0, 0].set_title(title, fontsize=10)
     by_name: dict[str, list[Results]] = {}
     for row in results["rows"]:
         if row["method"] != "rope":
             by_name.setdefault(row_name(row), []).append(row)
-    for number, (name, some) in enumerate(by_name.items()):
+    for name, some in by_name.items():
         points = sorted((row["fields"][RATE], _bits(row)) for row in some)
-        style = {**style_of(some[0]["method"]), "linestyle": ("-", "--", ":", "-.")[number % 4]}
-        axes[0, 1].plot(*zip(*points, strict=True), label=name, **style)
+        axes[0, 1].plot(*zip(*points, strict=True), label=name, **_style(some[0]))
+    axes[0, 1].set_title("learned rotations; dashed: from the best base", fontsize=10)
     for axis, label in zip(
-        axes[0], ("base of RoPE", "factor on the rate of the angles"), strict=True
+        axes[0], ("base of RoPE", "factor on the learning rate of the angles"), strict=True
     ):
         axis.set(xscale="log", xlabel=label, ylabel="bits per byte, held-out text")
         axis.grid(alpha=0.25)
     if by_name:
-        axes[0, 1].legend(frameon=False, fontsize=7)
+        drawing.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     drawing.suptitle(f"{results['data']}, one seed", fontsize=10)
     return drawing
+
+
+def _style(row: Results) -> dict[str, Any]:
+    """Return the method's colour; dashed for another start than the usual base, pale for shared."""
+    return {
+        **style_of(row["method"]),
+        "linestyle": "-" if row["fields"].get("model.base", BASE) == BASE else "--",
+        "alpha": 0.45 if "model.share_rotations" in row["fields"] else 1.0,
+    }
 
 
 STUDY = Study(
