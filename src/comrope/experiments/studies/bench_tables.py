@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from comrope.experiments.studies.gpt_tables import gpt_hours, gpt_tokens
 from comrope.experiments.studies.study import METHODS, Results, method_label
 from comrope.experiments.studies.tables import markdown_table
 
@@ -179,6 +180,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "detection": detection,
     "copying": copying,
     "scaling": scaling,
+    "gpt": gpt_tokens,
+    "gpt-hours": gpt_hours,
     "algorithm-1": algorithm_1,
     "precision": precision,
 }

@@ -122,7 +122,7 @@ def _draw_differences(axes: Any, pairs: Sequence[Pair], results: Results) -> Non
         axis.set_title(f"difference from the searched base at {view} tokens", fontsize=10)
         axis.set_xlabel(
             "bits per byte, 95 % interval; negative is better\n"
-            "filled: significant after Holm correction; the widest intervals may be cut off",
+            "filled: significant after Holm correction; very wide ones are cut off",
             fontsize=9,
         )
         axis.grid(alpha=0.25)
