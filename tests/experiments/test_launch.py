@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from support.runs import finetuned, tiny
 
@@ -54,3 +57,12 @@ def test_several_runs_share_a_gpu(monkeypatch):
     assert sorted(slot.gpu for slot in places) == [0, 0, 0, 1, 1, 1]
     assert {slot.gpu for slot in places[:2]} == {0, 1}  # first one on each
     assert len(launch.slots("auto")) == 2
+
+
+def test_no_run_goes_on_without_its_parent(monkeypatch):
+    parents, killed = [7, 7, 1], []
+    monkeypatch.setattr(launch.os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(launch.os, "kill", lambda *signal: killed.append(signal))
+    monkeypatch.setattr(launch, "WATCH_SECONDS", 0.0)
+    launch._stop_without(7)
+    assert (parents, killed) == ([], [(os.getpid(), signal.SIGTERM)])

@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.faults import ENVIRONMENT, raises_line
+from support.faults import ENVIRONMENT, raises_line, refused
 from support.images import picture, write_folder
+from support.runs import same, weights
 from support.toy import curve
 
 from comrope.experiments.config import to_yaml
@@ -23,23 +24,19 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def shell(
-    *arguments: object, redirections: str = "", cwd: Path | None = None, **environment: str
+    *arguments: object,
+    before: str = ":",
+    redirections: str = "",
+    cwd: Path | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess:
     """A command with the redirections of a shell."""
-    command = f'exec "$0" -m comrope "$@" {redirections}'
+    command = f'{before}; exec "$0" -m comrope "$@" {redirections}'
     return subprocess.run(
         ["bash", "-c", command, sys.executable, *map(str, arguments)],
         cwd=cwd, env=os.environ | ENVIRONMENT | environment,
         capture_output=True, check=False, timeout=600,
     )  # fmt: skip
-
-
-@pytest.fixture
-def recipe(tmp_path) -> Path:
-    """A run of a second."""
-    path = tmp_path / "curve.yaml"
-    path.write_text(to_yaml(curve(data__workers=1)))
-    return path
 
 
 # Streams
@@ -95,16 +92,42 @@ def test_without_a_short_folder_the_long_one_is_named(long, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_needs_no_streams_and_no_short_folder(recipe, tmp_path):
-    """Without streams, files of the run would get their numbers."""
-    long = tmp_path / ("x" * 130)
+def test_a_run_on_a_bare_machine(stopped, tmp_path):
+    """No streams, no home, few open files, a long folder for temporary files, an unusual name."""
+    long, out = tmp_path / ("x" * 130), tmp_path / "a run, “ä”"
     long.mkdir()
-    out = ("--out", tmp_path / "run", "--quiet")
-    done = shell("train", recipe, *out, redirections="<&- >&- 2>&-", TMPDIR=str(long))
+    recipe = tmp_path / "curve.yaml"
+    recipe.write_text(to_yaml(curve(train__checkpoint_every=5, data__workers=1)))
+    done = shell(
+        "train", recipe, "--out", out, "--quiet",
+        before="ulimit -n 64; unset XDG_CACHE_HOME", redirections="<&- >&- 2>&-",
+        TMPDIR=str(long), HOME="/nowhere", TERM="dumb", PYTHONHASHSEED="1",
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
-    assert (tmp_path / "run" / "result.json").is_file()
-    assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert same(weights(out), stopped[1])
+    assert json.loads((out / "log.jsonl").read_text().splitlines()[-1])
     assert not list(long.glob("pymp-*"))
+
+
+# Folders of runs
+
+NO_FOLDERS = (
+    "/dev/null",
+    "/dev/full",
+    "/dev/null/x",
+    "/etc/passwd/x",
+    "/proc/x",
+    "/sys/x",
+    "x" * 300,
+)
+
+
+@pytest.mark.parametrize("out", NO_FOLDERS, ids=lambda out: out[:20])
+def test_a_folder_that_cannot_be_made_is_named(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "curve.yaml").write_text(to_yaml(curve()))
+    refused(out[:20], "train", "curve.yaml", "--out", out, "--quiet")
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.yaml"]
 
 
 # Locales
