@@ -31,7 +31,8 @@ MOST_PIXELS = 2**24  # for which the oracle decodes a second time
 class Fuzz(Target):
     suffix = ".img"
     errors = (UserError,)
-    tolerated = (UserWarning,)  # of Pillow, about data beside the pixels
+    # Of Pillow: about data beside the pixels, and large images, which comrope refuses by name.
+    tolerated = (UserWarning, Image.DecompressionBombWarning)
 
     def seeds(self) -> list[bytes]:
         kinds = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
