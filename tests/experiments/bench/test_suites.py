@@ -75,9 +75,10 @@ def test_some_rows_beside_the_reference_row(monkeypatch, tmp_path, capfd):
     assert "comrope: only: " in capfd.readouterr().err
 
 
-def test_an_interruption_keeps_what_was_timed(monkeypatch, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_keeps_what_was_timed(number, monkeypatch, tmp_path):
     def stopped() -> Benchmark:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         time.sleep(10)
         raise AssertionError
 
@@ -89,8 +90,9 @@ def test_an_interruption_keeps_what_was_timed(monkeypatch, tmp_path):
         fake("third", compiled=True),
     )
     monkeypatch.setitem(suites.SUITES, "rotation", (lambda setting: part,))
-    with pytest.raises(Interrupted, match=str(tmp_path)):
+    with pytest.raises(Interrupted, match=str(tmp_path)) as caught:
         suites.bench(["rotation", "vit"], TINY, tmp_path, progress=False)
+    assert caught.value.number == number
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["finished"] == {}
     assert [(row["name"], row["compiled"]) for row in results["rows"]] == [

@@ -184,9 +184,10 @@ def bench(
                         _run(part, setting, progress, results["rows"])
         except KeyboardInterrupt:
             _keep_timed(results, out)
-            if not came:  # Ctrl-C
+            if not came:
                 raise
-            raise Interrupted(f"{suite}: stopped; the measured times are in {out}") from None
+            line = f"{suite}: stopped; the measured times are in {out}"
+            raise Interrupted(line, came[0]) from None
         results["finished"][suite] = round(time.monotonic() - begun, 1)
         results["failures"] = sum(row["status"] in FAILURES for row in results["rows"])
         if results["rows"]:
@@ -219,7 +220,7 @@ def _select(part: Part, only: Sequence[str]) -> Part:
 
 @contextlib.contextmanager
 def _stopped_by_signal() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt on SIGTERM; the list then holds the signal's number."""
+    """Raise KeyboardInterrupt on SIGTERM and Ctrl-C; the list then holds the signal's number."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came  # only the main thread handles signals
@@ -229,11 +230,12 @@ def _stopped_by_signal() -> Iterator[list[int]]:
         came.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _keep_timed(results: dict[str, Any], out: Path) -> None:
