@@ -26,7 +26,7 @@ from comrope.experiments.tasks.token_scores import position_edges
 __all__ = ["figure"]
 
 TITLES = {False: "queries and keys rotated", True: "with rotated values"}
-WIDEST = 4  # times the median reach of the intervals: wider ones are cut off
+WIDEST = 2.5  # times the median reach of the intervals: wider ones are cut off
 LINE_HEIGHT = 0.2  # inches of a line of differences
 
 
