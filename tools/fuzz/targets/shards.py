@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import tarfile
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -36,9 +35,6 @@ class Pool:
         return [call(item) for item in items]
 
 
-HERE = SimpleNamespace(get_context=lambda *_: SimpleNamespace(Pool=Pool))
-
-
 class Fuzz(Target):
     suffix = ".tar"
     errors = (UserError,)
@@ -64,8 +60,7 @@ class Fuzz(Target):
         file.write_bytes(data)
         with (
             self.watched(),
-            mock.patch.object(shards, "multiprocessing", HERE),
-            mock.patch.object(shards, "start_server"),
+            mock.patch.object(shards, "create_pool", Pool),
         ):
             answer = self.ask(lambda: shards.Shards(str(root), "train", "RGB"), file)
             if not answer.accepted:
