@@ -7,11 +7,12 @@ import itertools
 
 import pytest
 import torch
-from helpers import LEARNED, fits, make, queries_and_keys, relative_error
+from helpers import LEARNED, fits, make, queries_and_keys, raises_for, relative_error
 
 import comrope
 from comrope.analysis import scores
 from comrope.angles import skew_spectrum
+from comrope.ops.layout import halves_to_neighbours
 
 LOW = [torch.bfloat16, torch.float16]
 
@@ -334,3 +335,47 @@ def test_sizes_are_attributes(method):
 def test_the_constructor_computes_no_angles(method, monkeypatch):
     monkeypatch.setattr(comrope.RotaryEmbedding, "angles", None)
     make(method)
+
+
+@pytest.mark.parametrize("order", ["interleaved", "half"])
+def test_keys_of_another_length_at_their_own_positions(method, order):
+    """Cross-attention, by definition: scores of R(x) q and R(y) k, in values and gradients."""
+    rope = make(method, channel_order=order)
+    q = torch.randn(2, 4, 5, rope.head_dim, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 2, 7, rope.head_dim, dtype=torch.float64, requires_grad=True)
+    x, y = torch.rand(5, 2, dtype=torch.float64), torch.rand(2, 7, 2, dtype=torch.float64)
+    rotated = rope(q, k, x, key_positions=y)
+    got = rotated[0] @ rotated[1].repeat_interleave(2, dim=1).mT
+
+    def by_matrices(vectors, positions):
+        vectors = halves_to_neighbours(vectors) if order == "half" else vectors
+        blocks = vectors.unflatten(-1, (-1, rope.block_size))
+        matrices = rope.rotation_matrices(positions).repeat_interleave(q.shape[1] // 2, dim=-4)
+        return torch.einsum("...thmij,bhtmj->bhtmi", matrices, blocks).flatten(-2)
+
+    def of_samples(vectors, positions):
+        return torch.cat([by_matrices(v[None], p) for v, p in zip(vectors, positions, strict=True)])
+
+    keys = k.repeat_interleave(2, dim=1)
+    expected = by_matrices(q, x) @ of_samples(keys, y).mT
+    assert relative_error(got, expected) < 1e-12
+    wanted = [q, k, *rope.parameters()]
+    pairs = zip(
+        torch.autograd.grad(got.tanh().sum(), wanted),
+        torch.autograd.grad(expected.tanh().sum(), wanted),
+        strict=True,
+    )
+    assert all(relative_error(a, b) < 1e-9 for a, b in pairs)
+
+
+def test_wrong_positions_of_keys():
+    rope = make("comrope-ld")
+    q = torch.zeros(2, 2, 5, rope.head_dim)
+    k = torch.zeros(2, 2, 7, rope.head_dim)
+    with raises_for("k", naming="key_positions"):
+        rope(q, k, torch.rand(5, 2))
+    for wrong in (torch.rand(5, 2), torch.rand(7, 3), torch.rand(3, 7, 2), torch.rand(7)):
+        with raises_for("key_positions"):
+            rope(q, k, torch.rand(5, 2), key_positions=wrong)
+    with raises_for("k", naming="batch"):
+        rope(q, k[:1], torch.rand(5, 2), key_positions=torch.rand(7, 2))
