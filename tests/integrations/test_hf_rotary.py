@@ -11,28 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import checkpoint_gradients, raises_for, relative_error
-from support.language_models import FAMILIES, GROUPED, SIZES, build, logits, tokens, train
+from support.language_models import FAMILIES, build, logits, tokens, train
 
 import comrope
 
 transformers = pytest.importorskip("transformers")
-
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "short_factor": [1.0] * 8,
-    "long_factor": [4.0] * 8, "original_max_position_embeddings": 32,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("rope", [DYNAMIC, LONGROPE], ids=lambda rope: rope["rope_type"])
-def test_frequencies_that_depend_on_the_length_are_refused(rope):
-    config = transformers.LlamaConfig(**SIZES, **GROUPED, rope_parameters=rope)
-    model = transformers.LlamaForCausalLM(config).eval()
-    before, names = logits(model), set(model.state_dict())
-    with pytest.raises(ValueError, match=rf"model: rope_type '{rope['rope_type']}'"):
-        comrope.swap(model, "comrope-ld")
-    assert set(model.state_dict()) == names
-    assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize("family", ["llama, yarn", "qwen3", "phi", "gpt_neox"])

@@ -82,9 +82,7 @@ def swap(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: The model is not supported, is compiled or wrapped, or computes its frequencies
-            from the length of each input (``rope_type`` "dynamic" and "longrope"). The model is
-            unchanged.
+        ValueError: The model is not supported, or is compiled or wrapped. The model is unchanged.
     """
     _checks.one_of("ape", ape, ("keep", "drop"))
     _check_model(model)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from comrope._dtypes import to_compute_dtype
 from comrope.angles import CommutingAngles, GeneralAngles
 from comrope.integrations.api import FOLDED, check_weights, take_out
+from comrope.integrations.length import check_length_independent
 from comrope.integrations.rebinding import ROTATION, VALUES
 from comrope.integrations.token_positions import TokenPositions, axial
 from comrope.methods.rope_mixed import RoPEMixed
@@ -60,10 +61,12 @@ def fold(model: Model) -> Model:
 
     Raises:
         ValueError: The model has no such rotation, one that does not commute, or projections that
-            are not plain linear layers (adapters, quantized weights), or ``comrope.scaled`` is
-            active. The model is unchanged.
+            are not plain linear layers (adapters, quantized weights), ``comrope.scaled`` is
+            active, or frequencies follow the length of the input (``rope_type`` "dynamic" and
+            "longrope"). The model is unchanged.
     """
     check_weights(model)
+    check_length_independent(model)
     layers = _layers(model)
     if not layers:
         raise ValueError(f"model: {type(model).__name__} has no rotation of comrope to fold")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from comrope.integrations.length import follows_length, frequency_ratio, rotate_with_ratio
 from comrope.integrations.rebinding import (
     ROTATION,
     VALUES,
@@ -32,8 +33,6 @@ ROTATING_MODELS = (
     "llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "dinov3_vit",
 )  # fmt: skip
 THEIRS = "apply_rotary_pos_emb"
-# Frequencies are a function of the length of each input, which a learned rotation does not follow.
-LENGTH_DEPENDENT = ("dynamic", "longrope")
 # The projections of values and of the outputs of attention, and those that rotated values need.
 TO_VALUES, FROM_VALUES = ("v_proj",), ("o_proj", "dense")
 
@@ -58,11 +57,17 @@ class TextPositions(Positions):
     num_axes = 1
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions, and the ratio of frequencies if they follow the length."""
         positions = position_ids.to(device=x.device, dtype=torch.float32)[..., None]
+        if follows_length(self.stock):
+            return positions, frequency_ratio(self.stock, x, position_ids)
         return positions, positions
 
     def start(self) -> dict[str, Any]:
-        return {"frequencies": self.stock.inv_freq.tolist()}  # type: ignore[operator]
+        # An earlier input may have changed the frequencies of a module that follows the length.
+        stock: Any = self.stock
+        frequencies = stock.original_inv_freq if follows_length(stock) else stock.inv_freq
+        return {"frequencies": frequencies.tolist()}
 
 
 class PatchPositions(Positions):
@@ -146,7 +151,6 @@ def swap_rotating_model(
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     layers = [part for part in model.modules() if THEIRS in names_in(type(part).forward)]
     holder, name, stock = _cosines_of(model, layers)
-    _check_length_independent(stock)
     is_vision = config.model_type == "dinov3_vit"
     positions: Positions = PatchPositions(stock) if is_vision else TextPositions(stock)
     values = _value_rotations(layers, method, heads, options) if rotate_values else []
@@ -215,37 +219,32 @@ def _forward_of(kind: Any) -> Callable[..., Any]:
     theirs = with_global_replaced(kind.forward, THEIRS, _apply)
 
     def forward(self: nn.Module, *args: Any, position_embeddings: Any, **kwargs: Any) -> Any:
-        positions, values = position_embeddings[0], getattr(self, VALUES, None)
-        pair = (positions, getattr(self, ROTATION))
+        (positions, ratio), values = position_embeddings, getattr(self, VALUES, None)
+        pair = (positions, (getattr(self, ROTATION), None if ratio is positions else ratio))
         layer: Any = self if values is None else WithRotatedValues(self, values, positions)
         return theirs(layer, *args, position_embeddings=pair, **kwargs)
 
     return forward
 
 
-def _apply(q: Tensor, k: Tensor, positions: Tensor, rotation: RotaryEmbedding) -> Any:
+def _apply(
+    q: Tensor, k: Tensor, positions: Tensor, of_layer: tuple[RotaryEmbedding, Tensor | None]
+) -> Any:
     """Replace ``apply_rotary_pos_emb``, which does not rotate class tokens.
 
-    In GPT-NeoX it rotates only some of the channels.
+    In GPT-NeoX it rotates only some of the channels. ``of_layer`` is the rotation, and the ratio of
+    frequencies that follow the length.
     """
+    rotation, ratio = of_layer
+    rotate: Any = rotation
+    if ratio is not None:
+        rotate = functools.partial(rotate_with_ratio, rotation, ratio=ratio)
     dim, prefix = rotation.head_dim, q.shape[-2] - positions.shape[-2]
     if q.shape[-1] == dim:
-        return rotation(q, k, positions, num_prefix_tokens=prefix)
-    rotated = rotation(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)
+        return rotate(q, k, positions, num_prefix_tokens=prefix)
+    rotated = rotate(q[..., :dim], k[..., :dim], positions, num_prefix_tokens=prefix)
     pairs = zip(rotated, (q, k), strict=True)
     return tuple(torch.cat((part, x[..., dim:]), dim=-1) for part, x in pairs)
-
-
-def _check_length_independent(stock: nn.Module) -> None:
-    """Raise if the model computes its frequencies from the length of each input."""
-    rope_type = getattr(stock, "rope_type", "default")
-    if rope_type in LENGTH_DEPENDENT:
-        raise ValueError(
-            f"model: rope_type {rope_type!r} is not supported, because its frequencies change with "
-            "the length of the input and learned rotations do not: outputs would be wrong beyond "
-            "the original length. Expected a rope_type with constant frequencies, such as "
-            "'default', 'linear', 'llama3' or 'yarn'"
-        )
 
 
 def _cosines_of(model: nn.Module, layers: list[nn.Module]) -> tuple[nn.Module, str, Any]:
