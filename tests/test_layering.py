@@ -15,9 +15,9 @@ from guards.cycles import cycles, imports
 ROOT = Path(comrope.__file__).parent
 # In the order in which data flows: each package may import those before it.
 PACKAGES = (
-    "_checks", "_deprecated", "_dtypes", "_files", "_json", "angles", "inits", "methods",
-    "positions", "ops", "_inputs", "rotary", "analysis", "scaling", "optim", "integrations",
-    "models", "experiments",
+    "_checks", "_deprecated", "_dtypes", "_files", "_json", "_weights", "angles", "inits",
+    "methods", "positions", "ops", "_inputs", "rotary", "analysis", "scaling", "optim",
+    "rotation_files", "integrations", "models", "experiments",
 )  # fmt: skip
 EXPERIMENTS = (
     "common", "config", "runs", "data", "tasks", "training", "launch", "cluster", "inspect",

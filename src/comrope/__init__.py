@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # type checkers and editors do not call __getattr__
     from comrope.optim import parameter_groups
     from comrope.positions import grid, normalize, perturb, shift, with_class_token
     from comrope.rotary import RotaryEmbedding
+    from comrope.rotation_files import load_rotations, save_rotations
     from comrope.scaling import scaled
 
 __version__ = "0.1.0"
@@ -32,10 +33,12 @@ __all__ = [
     "fold",
     "grid",
     "inits",
+    "load_rotations",
     "models",
     "normalize",
     "parameter_groups",
     "perturb",
+    "save_rotations",
     "scaled",
     "scaling",
     "shift",
@@ -50,11 +53,13 @@ _MODULE_OF = {
     "create_model": "models",
     "fold": "integrations",
     "grid": "positions",
+    "load_rotations": "rotation_files",
     "normalize": "positions",
     "parameter_groups": "optim",
     "perturb": "positions",
     "relative": "positions",  # deprecated
     "rescale": "positions",  # deprecated
+    "save_rotations": "rotation_files",
     "scaled": "scaling",
     "shift": "positions",
     "swap": "integrations",

@@ -28,9 +28,9 @@ from torch import nn
 from comrope import _checks, _json
 from comrope._files import sha256_of, write_files
 from comrope._json import SHA256, TEXT, Entries
+from comrope._weights import misfits, mixed_dtypes, nonfinite, shapes_of
 from comrope.analysis import rotary_modules
 from comrope.models.arguments import check_arguments, to_json
-from comrope.models.weights import misfits, mixed_dtypes, nonfinite, shapes_of
 
 __all__ = ["Pretrained", "architecture_of"]
 

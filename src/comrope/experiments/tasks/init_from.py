@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from comrope._checks import nonfinite
+from comrope._weights import misfits, shapes_of
 from comrope.experiments.common.distributed import shard_like
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.config import TIMM, Config, Model
 from comrope.experiments.runs.directory import read_weights
 from comrope.experiments.tasks.build import pretrained_weights
-from comrope.models.weights import misfits, shapes_of
 
 __all__ = [
     "ANGLE_KEYS",

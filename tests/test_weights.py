@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from comrope.models.weights import misfits, mixed_dtypes, nonfinite, shapes_of
+from comrope._weights import misfits, mixed_dtypes, nonfinite, shapes_of
 
 
 def test_what_does_not_fit_is_listed():
