@@ -132,6 +132,12 @@ class Trainer:
 
     def restore(self, state: TrainingState) -> None:
         """Continue from a training state."""
+        for part in ("model", "average") if self.average is not None else ("model",):
+            if not _has_finite_norms(state.tensors(part)):
+                raise UserError(
+                    f"{state.label}: {part} has weights that are not finite; remove it to continue "
+                    "from the previous one"
+                )
         load_weights(self.bare, state.tensors("model"), state.label)
         tensors, numbers = state.tensors("optimizer"), state.values["optimizer"]
         try:
@@ -332,3 +338,7 @@ class Trainer:
 
     def _sum(self, value: float) -> int:
         return int(sum_over_processes(self.accelerator, float(value))[0])
+
+
+def _has_finite_norms(tensors: Mapping[str, Tensor]) -> bool:
+    return all(t.norm().isfinite() for t in tensors.values() if t.is_floating_point())
