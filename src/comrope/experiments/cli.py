@@ -223,10 +223,17 @@ def report_command(
 def bench_command(
     suites: Annotated[
         list[str] | None,
-        typer.Argument(help="rotation, attention, vit, llama, language, liere, or all of them."),
+        typer.Argument(
+            help="rotation, attention, vit, llama, language, liere; layer, step, decode, sizes; "
+            "or all of them."
+        ),
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="small, for two CPU cores, or full, for one large GPU.")
+        str,
+        typer.Option(
+            help="small, a trial on two CPU cores; full, for one large GPU; or cpu, which runs "
+            "layer, step, decode and sizes."
+        ),
     ] = "small",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[
@@ -245,6 +252,9 @@ def bench_command(
     rounds: Annotated[
         int | None, typer.Option(help="Measurements per row; slow rows have fewer.")
     ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Repetitions of all rounds, each with its own medians.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only rows whose names contain this text; may be given several times."),
@@ -261,11 +271,15 @@ def bench_command(
     from comrope.experiments.bench.suites import bench, setting_of
 
     setting = setting_of(
-        preset, device=device, dtype=dtype, batch=batch, rounds=rounds, compiled=compiled
+        preset,
+        device=device,
+        dtype=dtype,
+        batch=batch,
+        rounds=rounds,
+        runs=runs,
+        compiled=compiled,
     )
-    results = bench(
-        suites or ["all"], setting, out, preset=preset, only=only or (), progress=not quiet
-    )
+    results = bench(suites or (), setting, out, preset=preset, only=only or (), progress=not quiet)
     if results["failures"]:
         _leave(f"comrope: {results['failures']} checks failed; see above", 1)
 

@@ -53,6 +53,7 @@ class Setting:
     language: dict[str, int]  # sizes of the language model, by the names of its configuration
     gpt: dict[str, Any]  # of comrope's: "name", "depth", "vocab_size", "context" and "batch"
     copied_mib: int  # memory copied by the reference row of rotations, larger than caches
+    runs: int = 1  # repetitions of all rounds, each with its own medians and ratios
 
     @property
     def modes(self) -> tuple[bool, ...]:

@@ -47,10 +47,22 @@ from comrope.methods import METHODS
 from comrope.models import ViT, create_model
 from comrope.models.attention import Attention
 
-__all__ = ["NONE", "Maker", "attention", "candidates_of", "from_gradient", "vit"]
+__all__ = [
+    "NONE",
+    "TIMM",
+    "TIMM_AXIAL_VIT",
+    "TIMM_MIXED_VIT",
+    "Maker",
+    "attention",
+    "candidates_of",
+    "from_gradient",
+    "vit",
+    "vits",
+]
 
 NONE, APE = "none", "APE"
 TIMM = "timm APE, whole model"
+TIMM_AXIAL_VIT, TIMM_MIXED_VIT = "timm axial RoPE, whole model", "timm RoPE-Mixed, whole model"
 PRECISION = {torch.float32: "no", torch.bfloat16: "bf16", torch.float16: "fp16"}
 CLASSES = 1000
 ROTATED_VALUES = {"rotate_values": True}
@@ -108,7 +120,7 @@ def vit(setting: Setting) -> Part:
     images = torch.randn(setting.batch, 3, *pixels, device=setting.device)
     targets = torch.randint(CLASSES, (setting.batch,), device=setting.device)
     backward = partial(cross_entropy_backward, targets)
-    makers = _vits(setting)
+    makers = vits(setting)
     candidates = candidates_of(setting, makers, (images,), backward)
     per_sample = candidates_of(
         setting,
@@ -126,7 +138,8 @@ def vit(setting: Setting) -> Part:
     return Part("vit", title, NONE, [*candidates, *per_sample], baselines)
 
 
-def _vits(setting: Setting) -> list[Maker]:
+def vits(setting: Setting) -> list[Maker]:
+    """Return every ViT of the benchmark: ours, and whole models of timm."""
     pixels = [16 * size for size in setting.grid]
     sizes: dict[str, Any] = {"depth": setting.depth, "num_classes": CLASSES}
 
@@ -165,8 +178,8 @@ def _vits(setting: Setting) -> list[Maker]:
             for method in ("rope", "comrope-torus")
         ),
         (TIMM, "ape", "", partial(timm, "")),
-        ("timm axial RoPE, whole model", "rope", "", partial(timm, "rope_")),
-        ("timm RoPE-Mixed, whole model", "rope-mixed", "", partial(timm, "rope_mixed_")),
+        (TIMM_AXIAL_VIT, "rope", "", partial(timm, "rope_")),
+        (TIMM_MIXED_VIT, "rope-mixed", "", partial(timm, "rope_mixed_")),
     ]
 
 

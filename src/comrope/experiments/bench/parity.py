@@ -21,7 +21,15 @@ from comrope.analysis import rotary_modules
 from comrope.experiments.common.parity import TOLERANCE
 from comrope.experiments.common.timing import Cast, inference_step, training_step
 
-__all__ = ["SLACK", "Rotation", "Verdict", "network_parity", "rotation_parity", "watched_samples"]
+__all__ = [
+    "SLACK",
+    "Rotation",
+    "Verdict",
+    "network_parity",
+    "outputs_parity",
+    "rotation_parity",
+    "watched_samples",
+]
 
 Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 SLACK = 2.0
@@ -124,6 +132,17 @@ def network_parity(
         ]
     module.zero_grad(set_to_none=True)
     return Verdict.worst(verdicts)
+
+
+@torch.no_grad()
+def outputs_parity(
+    found: Callable[[], Tensor], model: nn.Module, exact: Callable[[nn.Module], Tensor]
+) -> Verdict:
+    """Compare outputs with those of ``exact``, computed by a copy of the model in float64."""
+    expected = exact(copy.deepcopy(model).double())
+    rounded = exact(copy.deepcopy(model))
+    limit = SLACK * _error(rounded.double(), expected) + FLOOR
+    return Verdict(_error(found().double(), expected), limit, "outputs")
 
 
 def _scores_and_gradients(

@@ -112,7 +112,8 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
 
 def _name(row: Row) -> str:
     ran = f" ({row['ran']})" if row["backend"] == "auto" and row["ran"] else ""
-    return f"{row['name']}{ran}{', compiled' if row['compiled'] else ''}"
+    sizes = "".join(f", {size} {key}" for key, size in row.get("sizes", {}).items())
+    return f"{row['name']}{ran}{', compiled' if row['compiled'] else ''}{sizes}"
 
 
 def _columns(rows: Sequence[Row]) -> list[tuple[str, Any]]:
@@ -176,6 +177,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     parts = []
     for title in dict.fromkeys(row["part"] for row in results["rows"]):
         own = [row for row in results["rows"] if row["part"] == title and row["method"]]
+        own = [row for row in own if "sizes" not in row]
         if any(row["measures"] for row in own):
             parts.append((title, own))
     if not parts:
@@ -203,14 +205,14 @@ def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
     label, values = _lengths(shown, key)
     is_share = label == COPYING
     usual = sorted(values)[max(0, int(0.75 * len(values)) - 1)]
-    end = max(values) if is_share else min(max(values), max(2.0, 2.5 * usual))
+    end = max(values) if is_share else min(max(values), max(2.0, 2.5 * usual)) or 1.0
     colors = [style_of(row["method"])["color"] for row in shown]
     places = range(len(shown))
     bars = axis.barh(places, [min(value, end) for value in values], color=colors, height=0.75)
     if any(row["compiled"] for row in shown):
         for bar, row in zip(bars, shown, strict=True):
             bar.set_alpha(1.0 if row["compiled"] else 0.45)
-    texts = [f"{100 * v:.3g} %" if is_share else f"{v:.2f}" for v in values]
+    texts = [f"{100 * v:.3g} %" if is_share else f"{v:.2f}" if v else "" for v in values]
     labels = [f"{text} »" if v > end else text for text, v in zip(texts, values, strict=True)]
     background = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
     axis.bar_label(bars, labels, padding=3, fontsize=8, bbox=background)
@@ -228,12 +230,12 @@ def _bars(axis: Any, rows: Sequence[Row], key: str) -> None:
 
 def _lengths(rows: Sequence[Row], key: str) -> tuple[str, list[float]]:
     """Return the label and the lengths of a panel's bars."""
-    measures = [row["measures"][key] for row in rows]
+    measures = [row["measures"].get(key, {}) for row in rows]  # empty: not measured, no bar
     if rows[0]["suite"] == "rotation" and all(
         "fraction_of_copy_bandwidth" in measure for measure in measures
     ):
         return COPYING, [measure["fraction_of_copy_bandwidth"] for measure in measures]
-    label = next((name for measure in measures for name in measure["of"]), None)
+    label = next((name for measure in measures for name in measure.get("of", {})), None)
     if label is None:  # the baseline itself was not timed
-        return "ms", [measure["ms"] for measure in measures]
-    return f"time, {label} = 1", [measure["of"].get(label, 0.0) for measure in measures]
+        return "ms", [measure.get("ms", 0.0) for measure in measures]
+    return f"time, {label} = 1", [measure.get("of", {}).get(label, 0.0) for measure in measures]

@@ -1,4 +1,4 @@
-"""Rotations of other libraries: plain PyTorch, timm, Hugging Face, rotary-embedding-torch.
+"""Rotations of other libraries: timm, Hugging Face, rotary-embedding-torch, x-transformers.
 
 Every rival computes its rotation with the code of its library. It also has a definition, from
 phases and the pairs of channels that form planes; the parity check compares both in float64. Tables
@@ -24,6 +24,9 @@ from comrope.rotary import RotaryEmbedding
 __all__ = [
     "PLAIN",
     "RIVALS",
+    "TIMM_AXIAL",
+    "TIMM_MIXED",
+    "CopyOfInputs",
     "HuggingFaceRoPE",
     "PlainRoPE",
     "Rival",
@@ -31,6 +34,7 @@ __all__ = [
     "RotaryEmbeddingTorch",
     "TimmAxial",
     "TimmMixed",
+    "XTransformers",
 ]
 
 
@@ -155,6 +159,44 @@ class RotaryEmbeddingTorch(Rival):
         return self.rope.rotate_queries_or_keys(q), self.rope.rotate_queries_or_keys(k)
 
 
+class XTransformers(Rival):
+    """x-transformers on a sequence, with frequencies that are computed once for all layers."""
+
+    by_halves = False
+
+    def __init__(self, shape: Shape) -> None:
+        library = importlib.import_module("x_transformers.x_transformers")
+        super().__init__()
+        self.rope = library.RotaryEmbedding(shape.head_dim).to(shape.device)
+        self.places = torch.arange(shape.tokens, device=shape.device)
+        self.table, _ = self.rope(self.places)
+        self.apply_table = library.apply_rotary_pos_emb
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        return self.places[:, None].to(dtype) * self.rope.inv_freq.to(dtype)
+
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.apply_table(q, self.table), self.apply_table(k, self.table)
+
+
+class CopyOfInputs(Rival):
+    """No rotation: copy q and k, and their gradients in the backward pass."""
+
+    one: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.sizes = shape.tokens, shape.head_dim // 2
+        # Multiplied by a tensor: compilers omit a product with the number 1.
+        self.register_buffer("one", torch.ones((), device=shape.device), persistent=False)
+
+    def phases(self, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self.sizes, dtype=dtype, device=self.one.device)
+
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q * self.one, k * self.one
+
+
 class _Timm(Rival):
     """The rotation of timm's ``AttentionRope``, without class tokens."""
 
@@ -178,6 +220,8 @@ class _Timm(Rival):
     def _rotate_single(self, x: Tensor, embedding: Tensor) -> Tensor:
         from timm.layers import apply_rot_embed_cat
 
+        if not self.prefix:
+            return apply_rot_embed_cat(x, embedding).type_as(x)
         before, after = x[:, :, : self.prefix], x[:, :, self.prefix :]
         return torch.cat((before, apply_rot_embed_cat(after, embedding)), dim=2).type_as(x)
 
@@ -252,12 +296,14 @@ class RivalAttention(nn.Module):
 
 
 PLAIN = "vanilla RoPE, plain PyTorch"
+TIMM_AXIAL, TIMM_MIXED = "timm axial RoPE", "timm RoPE-Mixed"
 RIVALS: dict[str, Callable[[Shape], Rival]] = {
     PLAIN: PlainRoPE.of,
-    "timm axial RoPE": TimmAxial,
-    "timm RoPE-Mixed": TimmMixed,
+    TIMM_AXIAL: TimmAxial,
+    TIMM_MIXED: TimmMixed,
     "Hugging Face RoPE (1-D)": HuggingFaceRoPE,
     "rotary-embedding-torch (1-D)": RotaryEmbeddingTorch,
+    "x-transformers (1-D)": XTransformers,
 }
 
 

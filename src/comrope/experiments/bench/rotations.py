@@ -35,7 +35,18 @@ from comrope.experiments.bench.runner import Baseline, Benchmark, Candidate, Par
 from comrope.methods import METHODS, method_class
 from comrope.rotary import RotaryEmbedding
 
-__all__ = ["COPY", "HUGGING_FACE", "Layer", "liere", "llama_rotation", "rotation"]
+__all__ = [
+    "COMMUTING",
+    "COPY",
+    "HUGGING_FACE",
+    "Layer",
+    "described",
+    "liere",
+    "llama_rotation",
+    "rival_benchmark",
+    "rotation",
+    "rotation_benchmark",
+]
 
 COPY = "copying memory"
 HUGGING_FACE = "Hugging Face RoPE"
@@ -103,7 +114,7 @@ def rotation(setting: Setting) -> Part:
     candidates = [_copy(setting)]
     for name, make in RIVALS.items():
         for compiled in setting.modes:
-            build = partial(_rival_benchmark, layer, make, shape, compiled)
+            build = partial(rival_benchmark, layer, make, shape, compiled)
             candidates.append(Candidate(name, build, color_method(name), compiled=compiled))
     for method in COMMUTING:
         for backend in BACKENDS:
@@ -122,7 +133,7 @@ def rotation(setting: Setting) -> Part:
             build = partial(_own_benchmark, layer, setting, method, "auto", compiled=True)
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
     baselines = (Baseline("vanilla", PLAIN, prefer_compiled=True),)
-    title = f"Rotation of one layer ({_described(layer, setting)})"
+    title = f"Rotation of one layer ({described(layer, setting)})"
     return Part("rotation", title, COPY, candidates, baselines)
 
 
@@ -136,7 +147,7 @@ def liere(setting: Setting) -> Part:
             build = partial(_own_benchmark, layer, setting, "liere", backend, compiled=compiled)
             name = name_of("liere", backend)
             candidates.append(Candidate(name, build, "liere", backend, compiled=compiled))
-    title = f"Rotation of one layer, LieRE ({_described(layer, setting)})"
+    title = f"Rotation of one layer, LieRE ({described(layer, setting)})"
     baselines = (Baseline("matrix_exp", name_of("liere", "reference")),)
     return Part("liere", title, COPY, candidates, baselines)
 
@@ -150,7 +161,7 @@ def llama_rotation(setting: Setting) -> Part:
     rivals |= {name: make for name, make in RIVALS.items() if "rotary-embedding" in name}
     for name, make in rivals.items():
         for compiled in setting.modes:
-            build = partial(_rival_benchmark, layer, make, shape, compiled)
+            build = partial(rival_benchmark, layer, make, shape, compiled)
             candidates.append(Candidate(name, build, "rope", compiled=compiled))
     for method in ("comrope-ld", "rope-mixed"):
         for backend in BACKENDS:
@@ -159,7 +170,7 @@ def llama_rotation(setting: Setting) -> Part:
         if setting.compile:
             build = partial(_llama_benchmark, layer, setting, method, "auto", compiled=True)
             candidates.append(Candidate(name_of(method), build, method, "auto", compiled=True))
-    title = f"Rotation of a Llama layer ({_described(layer, setting)})"
+    title = f"Rotation of a Llama layer ({described(layer, setting)})"
     baselines = (Baseline("Hugging Face", HUGGING_FACE, prefer_compiled=True),)
     return Part("llama", title, COPY, candidates, baselines)
 
@@ -175,7 +186,7 @@ def _own_benchmark(
 ) -> Benchmark:
     make = partial(own_rotation, setting, method)
     positions = token_positions(setting, per_sample)
-    benchmark = _benchmark(layer, setting, make, backend, positions, compiled)
+    benchmark = rotation_benchmark(layer, setting, make, backend, positions, compiled)
     return (
         _with_precomputed_angles(layer, make(backend), positions, benchmark)
         if precomputed
@@ -187,18 +198,20 @@ def _llama_benchmark(
     layer: Layer, setting: Setting, method: str, backend: str, compiled: bool
 ) -> Benchmark:
     make = partial(llama_rotary, setting, method)
-    return _benchmark(layer, setting, make, backend, llama_positions(setting), compiled)
+    return rotation_benchmark(layer, setting, make, backend, llama_positions(setting), compiled)
 
 
-def _benchmark(
+def rotation_benchmark(
     layer: Layer,
     setting: Setting,
     make: Callable[[str], RotaryEmbedding],
     backend: str,
     positions: Tensor,
-    compiled: bool,
+    compiled: bool = False,
+    exact_backend: str = "reference",
 ) -> Benchmark:
-    rope, slow = make(backend), make("reference")
+    """Return the benchmark of comrope's rotation, checked against ``exact_backend`` in float64."""
+    rope, slow = make(backend), make(exact_backend)
     call: Callable[..., Any] = torch.compile(rope, dynamic=False) if compiled else rope
     few = watched_samples(layer.q.shape[0])
     some = positions if positions.ndim == 2 else positions[few]
@@ -232,9 +245,10 @@ def _with_precomputed_angles(
     return layer.benchmark(rotate, list(leaves.values()), complete.check, complete.ran)
 
 
-def _rival_benchmark(
-    layer: Layer, make: Callable[[Shape], Rival], shape: Shape, compiled: bool
+def rival_benchmark(
+    layer: Layer, make: Callable[[Shape], Rival], shape: Shape, compiled: bool = False
 ) -> Benchmark:
+    """Return the benchmark of a rival, checked against its definition in float64."""
     torch.manual_seed(0)
     rival = make(shape)
     call: Any = torch.compile(rival, dynamic=False) if compiled else rival
@@ -267,7 +281,8 @@ def _copy(setting: Setting) -> Candidate:
     return Candidate(COPY, build)
 
 
-def _described(layer: Layer, setting: Setting) -> str:
+def described(layer: Layer, setting: Setting) -> str:
+    """Return the sizes of a layer, for titles."""
     batch, heads, tokens, dim = layer.q.shape
     keys = "" if layer.k.shape[1] == heads else f", {layer.k.shape[1]} key heads"
     return f"batch {batch}, {tokens} tokens, {heads} heads{keys} of {dim}, {setting.dtype_name}"

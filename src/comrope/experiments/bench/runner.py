@@ -1,9 +1,11 @@
 """Run a comparison: check every candidate, time the candidates in turns, compute ratios.
 
 Eager candidates are timed in turns, all in every round. Compiled ones are built, checked, timed and
-deleted one at a time, in turns with a reference row (no position encoding, or a copy of memory).
-The ratio of two candidates is the ratio of their times, each divided by the time of the reference
-row in the same rounds. Times are device times (``timing``); launch times of the CPU are recorded
+deleted one at a time, in turns with a reference row (no position encoding, or a copy of memory). In
+a part with ``together``, for a CPU, all rows are timed in turns, eager and compiled ones in the
+same rounds. The ratio of two candidates is the ratio of their times, each divided by the time of
+the reference row in the same rounds. All rounds may be repeated: then a ratio is the median of
+those of the repetitions. Times are device times (``timing``); launch times of the CPU are recorded
 too. On a GPU, CUDA graphs are replayed, except for backends that synchronize.
 """
 
@@ -27,6 +29,7 @@ from comrope.experiments.common.timing import (
     allocated,
     make_ready,
     peak_above,
+    peak_of_tensors,
     time_in_turns,
 )
 
@@ -37,6 +40,7 @@ NOT_CAPTURED = ("reference", "spectral")  # backends whose exponentials or eigen
 FAILURES = ("parity failed", "failed")  # statuses that make the exit code 1
 Row = dict[str, Any]
 Advance = Callable[[str], None]
+Runs = list[Times]  # one for each repetition
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Candidate:
     backend: str = ""
     positions: str = "shared"
     compiled: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)  # of a row that differs in its sizes
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class Part:
     reference_row: str  # the name of a candidate
     candidates: Sequence[Candidate]
     baselines: Sequence[Baseline]
+    together: bool = False  # time eager and compiled rows in the same rounds
+    rounds: int | None = None  # at most, of parts whose calls are slow
 
 
 def run_part(
@@ -99,10 +106,11 @@ def run_part(
         into += finished
     runner = _Runner(part, setting, rows, advance)
     try:
-        runner.time_eager()
-        torch.compiler.reset()
         with _many_compilations():
-            runner.time_compiled()
+            runner.time_in_turns()
+            if not part.together:
+                torch.compiler.reset()
+                runner.time_compiled()
         torch.compiler.reset()
     finally:
         _compare(finished, part.baselines)
@@ -128,15 +136,16 @@ class _Runner:
         self.eager_reference: Benchmark | None = None
         self.recorder = Recorder() if setting.device.type == "cuda" else None
 
-    def time_eager(self) -> None:
+    def time_in_turns(self) -> None:
+        """Time the eager candidates, or all candidates of a part with ``together``."""
         ready: dict[int, Benchmark] = {}
         for candidate in self.part.candidates:
-            if candidate.compiled:
+            if candidate.compiled and not self.part.together:
                 continue
             self.advance(candidate.name)
             if benchmark := self._gated(candidate):
                 ready[id(candidate)] = benchmark
-                if candidate.name == self.part.reference_row:
+                if candidate.name == self.part.reference_row and not candidate.compiled:
                     self.eager_reference = benchmark
         found = self._measure(ready, on_round=lambda: self.advance("in turns"))
         reference = next((t for s, t in found.items() if ready[s] is self.eager_reference), None)
@@ -150,7 +159,7 @@ class _Runner:
         if own is not None:
             self.advance(own.name)
             reference_row = self._gated(own)
-        seen: list[dict[str, Times]] = []
+        seen: list[dict[str, Runs]] = []
         try:
             for candidate in compiled:
                 if candidate is not own:
@@ -159,11 +168,16 @@ class _Runner:
                 seen += [self._measure({0: reference_row})[0]]
         finally:  # also after an interruption, because ratios need the reference row
             if own is not None and reference_row is not None and seen:
-                times = {key: _together([some[key] for some in seen]) for key in seen[0]}
+                times = {
+                    key: [
+                        _together(same) for same in zip(*(some[key] for some in seen), strict=True)
+                    ]
+                    for key in seen[0]
+                }
                 self._note(self.rows[id(own)], reference_row, times, times)
 
     def _time_with_reference(
-        self, reference_row: Benchmark | None, candidate: Candidate, seen: list[dict[str, Times]]
+        self, reference_row: Benchmark | None, candidate: Candidate, seen: list[dict[str, Runs]]
     ) -> None:
         """Time a compiled candidate in turns with the reference row, whose times go to ``seen``."""
         self.advance(candidate.name)
@@ -180,16 +194,17 @@ class _Runner:
 
     def _measure(
         self, benchmarks: dict[int, Benchmark], on_round: Callable[[], None] = lambda: None
-    ) -> dict[int, dict[str, Times]]:
-        """Time all calls of all benchmarks in turns."""
+    ) -> dict[int, dict[str, Runs]]:
+        """Time all calls of all benchmarks in turns, in every repetition."""
         work = {
             (number, key): ready
             for number, benchmark in benchmarks.items()
             for key, ready in benchmark.work.items()
         }
-        times = time_in_turns(work, self.setting.device, on_round=on_round)
+        device = self.setting.device
+        runs = [time_in_turns(work, device, on_round=on_round) for _ in range(self.setting.runs)]
         return {
-            number: {key: times[number, key] for key in benchmark.calls}
+            number: {key: [times[number, key] for times in runs] for key in benchmark.calls}
             for number, benchmark in benchmarks.items()
         }
 
@@ -205,8 +220,13 @@ class _Runner:
             if not verdict.passed:
                 row["status"] = "parity failed"
                 return None
-            peak = peak_above(device, before, list(benchmark.calls.values())[-1])
-            how: dict[str, Any] = {"rounds": self.setting.rounds, "queued": True}
+            last = list(benchmark.calls.values())[-1]
+            peak = peak_above(device, before, last)
+            how: dict[str, Any] = {"rounds": self.part.rounds or self.setting.rounds}
+            if self.part.together:
+                how["warm_up"] = 0  # the check has made the same calls
+                peak = peak_of_tensors(last) if peak is None else peak
+            how["queued"] = True
             # A CUDA graph copies memory more slowly than a stream, so copies are not captured.
             if candidate.method and candidate.backend not in NOT_CAPTURED:
                 how["recorder"] = self.recorder
@@ -223,18 +243,21 @@ class _Runner:
         self,
         row: Row,
         benchmark: Benchmark,
-        times: dict[str, Times],
-        reference_row: dict[str, Times] | None,
+        times: dict[str, Runs],
+        reference_row: dict[str, Runs] | None,
     ) -> None:
         row["status"] = "timed"
-        measures: dict[str, Any] = {key: found._asdict() for key, found in times.items()}
-        for key, measure in measures.items():
+        measures: dict[str, Any] = {}
+        for key, runs in times.items():
+            measures[key] = measure = _together(runs)._asdict()
+            measure["runs"] = [found.ms for found in runs]
             if reference_row is not None:
                 # Copying memory has no backward pass.
-                own = key if key in reference_row else "forward"
-                measure["reference_ms"] = reference_row[own].ms
-            measure["of"] = {}
-        if benchmark.moved and reference_row is not None:
+                reference = reference_row[key if key in reference_row else "forward"]
+                measure["reference_ms"] = _together(reference).ms
+                measure["reference_runs"] = [found.ms for found in reference]
+            measure |= {"of": {}, "of_runs": {}}
+        if benchmark.moved and reference_row is not None and not self.part.together:
             _add_copy_fraction(measures, benchmark.moved, 2 * self.setting.copied_mib * 2**20)
         row["measures"] = measures
 
@@ -249,6 +272,7 @@ def _row(part: Part, candidate: Candidate) -> Row:
         "ran": "",
         "positions": candidate.positions,
         "compiled": candidate.compiled,
+        **({"sizes": candidate.sizes} if candidate.sizes else {}),
         "status": "not timed",
         "measures": {},
         "peak_mib": None,
@@ -267,7 +291,7 @@ def _why(candidate: Candidate, error: Exception) -> Row:
 
 
 def _together(times: Sequence[Times]) -> Times:
-    """Merge several measurements of the reference row."""
+    """Merge several measurements of one row."""
     middle = statistics.median(t.ms for t in times)
     host = statistics.median(t.host_ms for t in times)
     low, high = min(t.low for t in times), max(t.high for t in times)
@@ -311,8 +335,15 @@ def _divide(row: Row, label: str, baselines: Sequence[Row]) -> None:
     base = baselines[0]
     for key in ("forward", "step"):
         ours, theirs = (r["measures"].get(key, {}) for r in (row, base))
-        if "reference_ms" in ours and "reference_ms" in theirs:
-            units = [m["ms"] / m["reference_ms"] for m in (ours, theirs)]
-            ours["of"][label] = units[0] / units[1]
+        if "reference_runs" in ours and "reference_runs" in theirs:
+            units = [
+                [
+                    ms / reference
+                    for ms, reference in zip(m["runs"], m["reference_runs"], strict=True)
+                ]
+                for m in (ours, theirs)
+            ]
+            ratios = [mine / base for mine, base in zip(*units, strict=True)]
+            ours["of_runs"][label], ours["of"][label] = ratios, statistics.median(ratios)
     if row["peak_mib"] and base["peak_mib"]:
         row["peak_of"][label] = row["peak_mib"] / base["peak_mib"]

@@ -21,12 +21,14 @@ from typing import Any
 import torch
 
 from comrope.experiments.bench.cases import Setting
+from comrope.experiments.bench.cpu import decode, large_step, layer, layer_bfloat16, step
 from comrope.experiments.bench.gpt import gpt
 from comrope.experiments.bench.language import llama_block, llama_model
 from comrope.experiments.bench.networks import attention, vit
 from comrope.experiments.bench.report import described_machine, print_tables, write
 from comrope.experiments.bench.rotations import liere, llama_rotation, rotation
 from comrope.experiments.bench.runner import FAILURES, Part, run_part
+from comrope.experiments.bench.sizes import sizes
 from comrope.experiments.common.console import progress_bar, say
 from comrope.experiments.common.errors import Interrupted, UserError
 
@@ -40,7 +42,12 @@ SUITES: dict[str, tuple[Callable[[Setting], Part], ...]] = {
     "language": (llama_model,),
     "gpt": (gpt,),
     "liere": (liere,),
+    "layer": (layer, layer_bfloat16),
+    "step": (step, large_step),
+    "decode": (decode,),
+    "sizes": (sizes,),
 }
+ON_A_CPU = ("layer", "step", "decode", "sizes")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -52,6 +59,8 @@ class Preset:
     rounds: int
     compile: bool
     sizes: dict[str, Any]
+    runs: int = 1
+    suites: tuple[str, ...] = tuple(suite for suite in SUITES if suite not in ON_A_CPU)
 
 
 def _language(
@@ -111,6 +120,24 @@ PRESETS = {
             "copied_mib": 1024,
         },
     ),
+    "cpu": Preset(
+        batch=8,
+        rounds=15,
+        compile=True,
+        runs=3,
+        suites=ON_A_CPU,
+        sizes={
+            "size": "small",
+            "depth": 12,
+            "grid": (14, 14),
+            "llama_tokens": 512,
+            "llama_heads": 12,
+            "llama_key_heads": 12,
+            "llama_head_dim": 64,
+            "language": _language(width=384, depth=6, heads=8, vocabulary=8192, tokens=512),
+            "copied_mib": 256,
+        },
+    ),
 }
 
 
@@ -121,6 +148,7 @@ def setting_of(
     dtype: str | None = None,
     batch: int | None = None,
     rounds: int | None = None,
+    runs: int | None = None,
     compiled: bool | None = None,
 ) -> Setting:
     """Return the setting of a preset with the options of a command."""
@@ -131,6 +159,7 @@ def setting_of(
         device=place,
         dtype=DTYPES[_one_of("dtype", dtype or usual, DTYPES)],
         rounds=_positive("rounds", rounds, chosen.rounds),
+        runs=_positive("runs", runs, chosen.runs),
         compile=chosen.compile if compiled is None else compiled,
         batch=_positive("batch", batch, chosen.batch),
         **chosen.sizes,
@@ -149,7 +178,7 @@ def bench(
     """Run the suites, write results to ``out`` after each, print the tables.
 
     Args:
-        suites: Names of ``SUITES``, or ``"all"``.
+        suites: Names of ``SUITES``, or ``"all"``; by default those of the preset.
         setting: Sizes, device and dtype.
         out: Folder for results.json and figure.png.
         preset: Name of the preset, for the record.
@@ -159,7 +188,7 @@ def bench(
     Returns:
         The content of results.json; ``failures`` counts the rows whose check failed.
     """
-    wanted = _suites(suites)
+    wanted = _suites(suites or (PRESETS[preset].suites if preset in PRESETS else ()))
     if out.exists() and not out.is_dir():
         raise UserError(f"out: {out} is a file, expected a folder")
     if setting.device.type == "cuda":
@@ -248,7 +277,7 @@ def _keep_timed(results: dict[str, Any], out: Path) -> None:
 
 def _run(part: Part, setting: Setting, progress: bool, into: list[dict[str, Any]]) -> None:
     with progress_bar(progress, "checks and rounds") as bar:
-        total = len(part.candidates) + setting.rounds
+        total = len(part.candidates) + (part.rounds or setting.rounds) * setting.runs
         task = bar.add_task(part.suite, total=total, note="")
 
         def advance(note: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,6 +24,7 @@ __all__ = [
     "inference_step",
     "make_ready",
     "peak_above",
+    "peak_of_tensors",
     "sample",
     "seconds",
     "time_in_turns",
@@ -200,6 +203,19 @@ def peak_above(device: torch.device, before: int | None, call: Call) -> int | No
     call()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def peak_of_tensors(call: Call) -> int:
+    """Return the peak bytes of the tensors that a call allocates on a CPU, from its profile."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler prints a line for each use
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiled:
+        call()
+    assert profiled.profiler is not None
+    found = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes, initial=0))
 
 
 def training_step(

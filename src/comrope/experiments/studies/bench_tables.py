@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from comrope.experiments.studies import cpu_tables
 from comrope.experiments.studies.gpt_tables import gpt_hours, gpt_tokens
 from comrope.experiments.studies.study import METHODS, Results, method_label
 from comrope.experiments.studies.tables import markdown_table
 
-__all__ = ["TABLES", "bench_table"]
+__all__ = ["FIGURES", "TABLES", "bench_table"]
 
 EPOCHS, IMAGES = 200, 1_281_167  # per run of Tab. 1, on ImageNet-1K
 
@@ -184,4 +185,12 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpt-hours": gpt_hours,
     "algorithm-1": algorithm_1,
     "precision": precision,
+    "layer": cpu_tables.layer,
+    "step": cpu_tables.step,
+    "decode": cpu_tables.decode,
+    "sizes": cpu_tables.sizes,
+}
+# Titles and figures of tables that have one.
+FIGURES: dict[str, tuple[Callable[[Results], str], Callable[[Results], Any]]] = {
+    "sizes": (cpu_tables.sizes_title, cpu_tables.sizes_figure),
 }

@@ -27,7 +27,7 @@ from comrope.experiments.common.files import write_text
 from comrope.experiments.common.json_files import read_json
 from comrope.experiments.runs.store import FolderStore, open_store
 from comrope.experiments.studies import find_study
-from comrope.experiments.studies.bench_tables import bench_table
+from comrope.experiments.studies.bench_tables import FIGURES, bench_table
 from comrope.experiments.studies.measure import NoRuns, Runs
 from comrope.experiments.studies.plan import Request, find_preset
 from comrope.experiments.studies.reproduce import existing_results
@@ -118,7 +118,7 @@ def _section(command: str, folder: Path, runs: Runs) -> Section:
         if "from" not in options:
             raise UserError(f"mark: bench {name}: expected --from FILE")
         with _loaded(folder / options["from"]) as results:
-            return Section(bench_table(name, results))
+            return _from_bench(name, results)
     study = find_study(name)
     if "from" in options:
         with _loaded(folder / options["from"]) as results:
@@ -128,6 +128,16 @@ def _section(command: str, folder: Path, runs: Runs) -> Section:
     if "brief" in options and study.brief is None:
         raise UserError(f"mark: --brief: the study {name} has no short form")
     return _from_runs(_request(study, options, fields), command, options.get("brief"), runs)
+
+
+def _from_bench(name: str, results: Results) -> Section:
+    body = bench_table(name, results)
+    if name not in FIGURES:
+        return Section(body)
+    title, figure = FIGURES[name]
+    picture = f"{PICTURES}/bench-{name}.png"
+    words = title(results).replace("\n", " ")
+    return Section(f"{body}\n![{words}]({picture})\n", lambda: figure(results), picture)
 
 
 def _from_file(study: Study, results: Results, part: str | None) -> str:
