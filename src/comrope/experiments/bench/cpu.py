@@ -62,7 +62,7 @@ FOLDED = "comrope-ld, folded"
 VITS = (NONE, *COMMUTING, TIMM, TIMM_AXIAL_VIT, TIMM_MIXED_VIT)
 LARGE = (NONE, *COMMUTING, TIMM, TIMM_MIXED_VIT)  # at the larger batch
 CLASSES = 1000
-ROUNDS, LARGE_ROUNDS = 3, 2  # of a ViT, in each repetition
+ROUNDS, LARGE_ROUNDS = 2, 1  # of a ViT, in each repetition
 
 
 def layer(setting: Setting) -> Part:
