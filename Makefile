@@ -6,7 +6,7 @@ FUZZ_JOBS ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup lint types test test-all coverage fuzz demo bench clean
+.PHONY: setup lint types test test-all coverage fuzz demo bench bench-cpu clean
 
 setup: $(VENV)/installed
 
@@ -45,6 +45,12 @@ demo: setup
 
 bench: setup
 	$(BIN)/python benchmarks/rotation.py
+
+# The tables and the figure of rotations on CPUs in docs/fast.md, in about 12 minutes.
+bench-cpu: setup
+	$(BIN)/comrope bench --preset cpu --out out/bench-cpu
+	cp out/bench-cpu/results.json benchmarks/results/cpu.json
+	$(BIN)/comrope report docs/fast.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

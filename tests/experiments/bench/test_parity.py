@@ -78,3 +78,4 @@ def test_a_network_with_a_wrong_rotation_does_not_pass():
 def test_first_middle_and_last_sample_are_compared():
     assert watched_samples(128) == [0, 64, 127]
     assert watched_samples(1) == [0]
+    assert watched_samples(4, 2**23) == [3]

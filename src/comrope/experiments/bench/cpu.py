@@ -55,7 +55,16 @@ from comrope.experiments.common.timing import cross_entropy_backward
 from comrope.integrations import fold
 from comrope.models.gpt import GPT
 
-__all__ = ["COPY_QK", "FOLDED", "decode", "large_step", "layer", "layer_bfloat16", "step"]
+__all__ = [
+    "COPY_QK",
+    "FOLDED",
+    "decode",
+    "large_step",
+    "layer",
+    "layer_bfloat16",
+    "only_calls",
+    "step",
+]
 
 COPY_QK = "copy of q and k"
 FOLDED = "comrope-ld, folded"
@@ -127,13 +136,13 @@ def _steps(
     makers = [maker for maker in vits(setting) if maker[0] in names]
     of = {name: make for name, _, _, make in makers}
     candidates = [
-        replace(candidate, build=partial(_only, candidate.build, calls))
+        replace(candidate, build=partial(only_calls, candidate.build, calls))
         for candidate in candidates_of(setting, makers, (images,), backward)
     ]
     if "forward" in calls:
         folded: Maker = (FOLDED, "comrope-ld", "", lambda: fold(of["comrope-ld"]()))
         candidates += [
-            replace(candidate, build=partial(_only, candidate.build, ("forward",)))
+            replace(candidate, build=partial(only_calls, candidate.build, ("forward",)))
             for candidate in candidates_of(setting, [folded], (images,), backward)
         ]
     size = "x".join(map(str, pixels))
@@ -145,7 +154,7 @@ def _steps(
     return Part("step", title, NONE, candidates, baselines, together=True, rounds=rounds)
 
 
-def _only(build: Callable[[], Benchmark], calls: Sequence[str]) -> Benchmark:
+def only_calls(build: Callable[[], Benchmark], calls: Sequence[str]) -> Benchmark:
     """Build a benchmark that times some of the calls."""
     benchmark = build()
     return replace(benchmark, calls={key: benchmark.calls[key] for key in calls})

@@ -213,7 +213,7 @@ def rotation_benchmark(
     """Return the benchmark of comrope's rotation, checked against ``exact_backend`` in float64."""
     rope, slow = make(backend), make(exact_backend)
     call: Callable[..., Any] = torch.compile(rope, dynamic=False) if compiled else rope
-    few = watched_samples(layer.q.shape[0])
+    few = watched_samples(layer.q.shape[0], layer.q[0].numel())
     some = positions if positions.ndim == 2 else positions[few]
     angles, slow_angles = list(rope.parameters()), list(slow.parameters())
 

@@ -45,7 +45,9 @@ def layer(results: Results) -> str:
 
 def step(results: Results) -> str:
     """Return the table of steps of a ViT, relative to the ViT without positions."""
-    small, large = _parts(results, "step").values()
+    if not (parts := _parts(results, "step")):
+        return f"Not run yet: `comrope bench step --preset {results['preset']}`.\n"
+    small, large = parts.values()
     columns = [
         (rows, key, mode)
         for rows, key in ((small, "forward"), (small, "step"), (large, "step"))
