@@ -69,7 +69,7 @@ def parse_yaml(text: str) -> Any:
     try:
         node = yaml.compose(text, yaml.SafeLoader)
         return None if node is None else plain(node, [MOST])
-    except (yaml.YAMLError, RecursionError, TypeError) as error:
+    except (yaml.YAMLError, RecursionError, TypeError, LookupError) as error:
         raise ValueError(str(error)) from None
 
 
