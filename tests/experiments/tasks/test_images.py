@@ -235,7 +235,7 @@ def test_counts_of_the_training_resolution_are_kept_with_the_names_of_classes():
 
     by_view = {"12": {"top1": 1.0, "confusion": [[1]]}, "24": {"top1": 2.0, "confusion": [[2]]}}
     assert task.summarize(Source(), by_view) == {
-        "top1": {"12": 1.0, "24": 2.0}, "classes": ("zero", "one"), "confusion": [[1]]
+        "top1": {"12": 1.0, "24": 2.0}, "classes": ["zero", "one"], "confusion": [[1]]
     }  # fmt: skip
     assert task.summarize(Source(), {"24": {"top1": 2.0}}) == {"top1": {"24": 2.0}}
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from comrope._checks import name_shown as shown
 from comrope.experiments.common.errors import UserError
-from comrope.experiments.data.files import check_bytes, file_size, shown
+from comrope.experiments.data.files import check_bytes, file_size
 
 __all__ = ["Member", "read_members", "read_part"]
 

@@ -14,7 +14,6 @@ __all__ = ["check_bytes", "check_links", "file_size", "shown", "walk"]
 
 MAX_BYTES = 2**30  # of an image: some decoders read the whole file
 MAX_VISITS = 100  # of one folder, through links
-LONGEST_NAME = 200  # characters of a name in a message
 
 
 def file_size(path: str | Path) -> int:
@@ -42,9 +41,7 @@ def check_bytes(size: int) -> None:
 
 
 def shown(name: str) -> str:
-    """Return a name for messages: on one line, of limited length, without control characters."""
-    if len(name) > LONGEST_NAME:
-        name = f"{name[: LONGEST_NAME // 2]}...{name[-LONGEST_NAME // 2 :]}"
+    """Return a name for messages: on one line, without what controls a terminal."""
     return name if name.isprintable() else repr(name)
 
 

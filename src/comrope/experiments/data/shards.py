@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from comrope._checks import name_shown as shown
 from comrope.experiments.common.errors import UserError
 from comrope.experiments.data.archives import read_members, read_part
-from comrope.experiments.data.files import shown
 from comrope.experiments.data.pictures import SUFFIXES, decode
 from comrope.experiments.data.workers import create_pool
 
