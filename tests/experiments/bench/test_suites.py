@@ -129,3 +129,8 @@ def test_a_gpu_has_a_number(monkeypatch):
     for name in ("auto", "cuda"):
         assert suites.setting_of(device=name).device == torch.device("cuda:1")
     assert suites.setting_of(device="cuda:0").device == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("preset", suites.PRESETS)
+def test_every_preset_is_complete(preset):
+    assert suites.setting_of(preset, device="cpu").batch > 0

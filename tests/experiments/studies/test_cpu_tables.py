@@ -53,7 +53,8 @@ def test_steps_are_relative_to_none_and_those_of_timm_to_its_ape():
                             "peak memory of a step"]  # fmt: skip
     assert lines[-1][:2] == ["timm RoPE-Mixed ÷ timm APE", "1.02 (1.00–1.03)"]
     assert lines[2][-1] == "1.50"
-    assert "Not run yet" in bench_table("step", results())
+    for name in ("step", "sizes"):
+        assert "Not run yet" in bench_table(name, results())
 
 
 def test_a_decoded_token_has_a_time_and_a_ratio():

@@ -21,7 +21,7 @@ from comrope.experiments.common.files import write_text
 
 __all__ = ["described_machine", "draw", "print_tables", "write"]
 
-PACKAGES = ("comrope", "triton", "transformers", "rotary-embedding-torch")
+PACKAGES = ("comrope", "triton", "transformers", "rotary-embedding-torch", "x-transformers")
 MEASURES = {"forward": "forward", "step": "forward + backward", "backward": "backward"}
 COPYING = "fraction of the copy bandwidth"
 WIDTH = 150  # of a table that is written to a file or a pipe

@@ -135,6 +135,7 @@ PRESETS = {
             "llama_key_heads": 12,
             "llama_head_dim": 64,
             "language": _language(width=384, depth=6, heads=8, vocabulary=8192, tokens=512),
+            "gpt": _gpt("gpt_nano", depth=4, vocabulary=256, context=256, batch=4),
             "copied_mib": 256,
         },
     ),

@@ -46,7 +46,7 @@ def layer(results: Results) -> str:
 def step(results: Results) -> str:
     """Return the table of steps of a ViT, relative to the ViT without positions."""
     if not (parts := _parts(results, "step")):
-        return f"Not run yet: `comrope bench step --preset {results['preset']}`.\n"
+        return _not_run(results, "step")
     small, large = parts.values()
     columns = [
         (rows, key, mode)
@@ -96,6 +96,8 @@ def sizes(results: Results) -> str:
 
     A vector is one token of one head and sample.
     """
+    if not (parts := _parts(results, "sizes")):
+        return _not_run(results, "sizes")
     lines = []
     for sweep in SWEEPS:
         for name in SIZES:
@@ -106,7 +108,7 @@ def sizes(results: Results) -> str:
                 label = f"{sweep.replace('_', ' ')}, {low} to {high:,}"
                 cells = [f"{value:.2f}" for value in found]
                 lines.append([label, name, f"{_time(first):.0f}", f"{_time(last):.0f}", *cells])
-    (part,) = _parts(results, "sizes")
+    (part,) = parts
     header = ["size", "", "first, ns", "last, ns", "time grows", "memory grows"]
     others = ", ".join(
         f"{value} {name.replace('_', ' ')}" for name, value in _base(results).items()
@@ -152,12 +154,12 @@ def sizes_figure(results: Results) -> Any:
         ticks = [t for t in ticks if t != 12544]  # beside 16,384
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
-        axis.set_ylim(0, None)
+        axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
         axis.set_xlabel(sweep.replace("_", " "), fontsize=12)
         axis.set_ylabel(label, fontsize=12)
         axis.tick_params(labelsize=11)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=11, frameon=False)
+    axes[1, 2].legend(fontsize=11, frameon=False, loc="lower left")  # below the lines of memory
     figure.suptitle(sizes_title(results), fontsize=14)
     return figure
 
@@ -223,6 +225,10 @@ def _bytes(row: Row) -> float:
 
 def _share(row: Row) -> float:
     return _bytes(row) / (2 * 4 * 64)  # q and k of 64 channels in float32
+
+
+def _not_run(results: Results, suite: str) -> str:
+    return f"Not run yet: `comrope bench {suite} --preset {results['preset']}`.\n"
 
 
 def _how(results: Results, suite: str) -> str:

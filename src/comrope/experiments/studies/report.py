@@ -132,7 +132,7 @@ def _section(command: str, folder: Path, runs: Runs) -> Section:
 
 def _from_bench(name: str, results: Results) -> Section:
     body = bench_table(name, results)
-    if name not in FIGURES:
+    if name not in FIGURES or not any(row["suite"] == name for row in results["rows"]):
         return Section(body)
     title, figure = FIGURES[name]
     picture = f"{PICTURES}/bench-{name}.png"
